@@ -1,0 +1,21 @@
+"""paramshare: dense weights of a sequence model read from its own token embedding table."""
+
+from paramshare.checkpoint import load_model, save_model
+from paramshare.errors import ShareError
+from paramshare.plan import SharingPlan
+from paramshare.report import Sharing
+from paramshare.sharing import materialize, share_from_embedding
+from paramshare.slots import register_kind
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ShareError",
+    "Sharing",
+    "SharingPlan",
+    "load_model",
+    "materialize",
+    "register_kind",
+    "save_model",
+    "share_from_embedding",
+]

@@ -1,0 +1,179 @@
+"""Makes a module's weight a derived one: a property that reads the pool, and nothing else.
+
+The module stays what it was, with the same class name, `isinstance` and `repr`: only its class
+becomes a subclass, which has the weight as a property, and the old Parameter is gone (a `None`
+left behind would count as a parameter for some trainers, the old tensor for all). Whoever reads
+the weight gets the right one: the layer's own forward, an attention module that never calls its
+projection, a fused kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+
+from paramshare.errors import ShareError
+from paramshare.factored import factored_linear
+
+if TYPE_CHECKING:
+    from paramshare.pool import Pool
+
+# Attributes of the modules. Plain ones: a registered pool would be in the state_dict once a weight.
+_SOURCES = "_paramshare_sources"  # of an owner: dict of weight name -> Source
+_POOLS = "_paramshare_pools"  # of a shared module: its pools
+
+
+@dataclass
+class Source:
+    """Where an owner reads one of its weights."""
+
+    pool: Pool
+    group: int
+    shape: tuple[int, ...]  # as the owner's Parameter had it
+    before: tuple[str, ...]  # the owner's Parameters that stood before it
+
+
+def derived_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of the module's weights that are derived."""
+    return tuple(module.__dict__.get(_SOURCES, ()))
+
+
+def sources(module: nn.Module) -> dict[str, Source]:
+    """The module's derived weights by name."""
+    return module.__dict__.get(_SOURCES, {})
+
+
+def original_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class that a module had before any of its weights was derived."""
+    return getattr(cls, "_paramshare_base", cls)
+
+
+def derive(module: nn.Module, new: dict[str, Source]) -> None:
+    """Turns the named Parameters of `module` into derived weights."""
+    for name in new:
+        del module._parameters[name]
+    _set(module, {**sources(module), **new}, _pools(module))
+
+
+def hold(module: nn.Module, pool: Pool) -> None:
+    """Lets the outermost forward of `module` generate the pool's weights once and hold them."""
+    _set(module, sources(module), (*_pools(module), pool))
+
+
+def restore(module: nn.Module, weights: dict[str, Parameter]) -> None:
+    """Undoes `derive` with the given Parameters, each where the old one stood."""
+    remaining = dict(sources(module))
+    for name, weight in weights.items():
+        before = remaining.pop(name).before
+        parameters = module._parameters
+        tail = {key: parameters.pop(key) for key in list(parameters) if key not in before}
+        parameters[name] = weight
+        parameters.update(tail)
+    _set(module, remaining, _pools(module))
+
+
+def release(module: nn.Module, pool: Pool) -> None:
+    """Undoes `hold`."""
+    _set(module, sources(module), tuple(p for p in _pools(module) if p is not pool))
+
+
+def check_class(module: nn.Module) -> None:
+    """Raises ShareError unless `derive` and `hold` will be able to change the module's class."""
+    base = original_class(type(module))
+    try:
+        _derived_class(base, (), factored=False, root=True)
+    except TypeError as error:
+        raise ShareError(f"a {base.__name__} cannot be shared: {error}") from None
+
+
+def _pools(module: nn.Module) -> tuple[Pool, ...]:
+    return module.__dict__.get(_POOLS, ())
+
+
+def _set(module: nn.Module, new: dict[str, Source], pools: tuple[Pool, ...]) -> None:
+    base = original_class(type(module))
+    for attribute, value in ((_SOURCES, new), (_POOLS, pools)):
+        module.__dict__.pop(attribute, None)
+        if value:
+            module.__dict__[attribute] = value
+    factored = any(s.pool.plan.groups[s.group].execution == "factored" for s in new.values())
+    if new or pools:
+        module.__class__ = _derived_class(base, tuple(new), factored, root=bool(pools))
+    else:
+        module.__class__ = base
+
+
+@functools.cache
+def _derived_class(
+    base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool
+) -> type[nn.Module]:
+    """One class a combination, not one a module: it holds no state, and compilers see one type."""
+    body: dict[str, Any] = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduce,
+        "_paramshare_base": base,
+        "_paramshare_kind": (base, names, factored, root),
+    }
+    body.update({name: _weight_property(name) for name in names})
+    if factored:
+        body["forward"] = _factored_forward
+    elif root or base.forward is not nn.Linear.forward:
+        body["forward"] = _holding_forward(base)
+    return type(base)(base.__name__, (base,), body)
+
+
+def _weight_property(name: str) -> property:
+    def read(self: nn.Module) -> Tensor:
+        source = self.__dict__[_SOURCES][name]
+        return source.pool.weight(source.group, self.training).view(source.shape)
+
+    def refuse(self: nn.Module, value: object) -> None:
+        raise ShareError(
+            f"{name} of this {type(self).__name__} is read from the embedding and cannot be set; "
+            "call paramshare.materialize on the shared module first"
+        )
+
+    return property(read, refuse)
+
+
+def _holding_forward(base: type[nn.Module]) -> Any:
+    @functools.wraps(base.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # A shared module generates all its weights at once. An owner by itself (attention reads
+        # its weight several times a call) holds what it reads.
+        entered = []
+        try:
+            for pool in _pools(self):
+                entered.append((pool, pool.enter(self.training, all_groups=True)))
+            for source in sources(self).values():
+                entered.append((source.pool, source.pool.enter(self.training, all_groups=False)))
+            return base.forward(self, *args, **kwargs)
+        finally:
+            for pool, outer in reversed(entered):
+                pool.leave(outer)
+
+    return forward
+
+
+def _factored_forward(self: nn.Linear, input: Tensor) -> Tensor:
+    source = self.__dict__[_SOURCES]["weight"]
+    blocks, projection, projection_bias = source.pool.factors(source.group, self.training)
+    rows = source.shape[0]
+    return factored_linear(input, blocks, projection, projection_bias, rows, self.bias)
+
+
+def _reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
+    """Copies and pickles: the class is made again from its base, which can be imported."""
+    state = super(type(self), self).__reduce_ex__(protocol)[2]  # type: ignore[misc]
+    return _rebuild, type(self)._paramshare_kind, state  # type: ignore[attr-defined]
+
+
+def _rebuild(base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool) -> Any:
+    cls = _derived_class(base, names, factored, root)
+    return cls.__new__(cls)

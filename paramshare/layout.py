@@ -1,0 +1,95 @@
+"""Layouts: how a block of columns is read as a matrix. Index maths only, no modules.
+
+A weight of `rows x cols` numbers (out x in, as `nn.Linear` stores it) is read from `columns`
+whole columns of a matrix with one row a token; what is left over in them is discarded.
+
+* column: top to bottom, one column after another, poured row by row (the article's wording).
+* token: token by token across the block, into the transposed matrix (the released ShareBERT).
+* aligned: no matrix row crosses a column: a column holds `blocks` whole rows, one below another.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from paramshare.errors import ShareError
+
+LAYOUTS = ("aligned", "column", "token")
+
+
+def largest_blocks(cols: int, tokens: int) -> int:
+    """How many whole matrix rows of `cols` numbers a column of `tokens` numbers holds."""
+    return tokens // cols
+
+
+def fit(layout: str, rows: int, cols: int, tokens: int, blocks: int | None) -> tuple[str, int, int]:
+    """Returns `(layout, columns, blocks)` of a `rows x cols` weight.
+
+    `blocks` is the most rows that a column may hold (aligned layout only; default: what fits).
+    The returned blocks are those used, 0 outside of the aligned layout. A weight whose rows are
+    longer than a column cannot be aligned and falls back to the column layout.
+    """
+    if layout == "aligned" and cols <= tokens:
+        most = largest_blocks(cols, tokens)
+        columns = ceil(rows / (most if blocks is None else min(blocks, most)))
+        return "aligned", columns, ceil(rows / columns)
+    # Eq. 3 of the paper: G = ceil(L / E).
+    return ("token" if layout == "token" else "column"), ceil(rows * cols / tokens), 0
+
+
+def check_blocks(blocks: int | None, layout: str, largest: int) -> None:
+    """Raises ShareError unless `blocks` makes sense for the layout and the longest column."""
+    if blocks is None:
+        return
+    if layout != "aligned":
+        raise ShareError(f"blocks={blocks} belongs to layout='aligned', not to layout={layout!r}")
+    if not 1 <= blocks <= largest:
+        raise ShareError(
+            f"blocks={blocks} is out of range: a column of this table holds between 1 and "
+            f"{largest} whole rows of the weights that are shared"
+        )
+
+
+def read(part: Tensor, rows: int, cols: int, layout: str, blocks: int) -> Tensor:
+    """The `(rows, cols)` matrix that stands in `part`, the `(tokens, columns)` of its columns.
+
+    For the aligned layout `part` may also come as `(blocks, cols, columns)`. A view wherever the
+    memory behind `part` allows it: see `virtual_columns`.
+    """
+    if layout == "aligned":
+        if part.dim() == 2:
+            part = part[: blocks * cols].unflatten(0, (blocks, cols))
+        return rearrange(part[:blocks], "q i g -> (q g) i")[:rows]
+    if layout == "column":
+        return part.t().reshape(-1)[: rows * cols].view(rows, cols)
+    return part.reshape(-1)[: rows * cols].view(cols, rows).t()
+
+
+def virtual_columns(
+    table: Tensor, projection: Tensor, bias: Tensor | None, layout: str, cols: int, blocks: int
+) -> Tensor:
+    """Columns of the virtual table, `table @ projection + bias`, in the memory order in which
+    `read` finds its matrix without a copy.
+
+    table `(tokens, features)`, projection `(features, columns)`, bias `(columns,)`; returns
+    `(tokens, columns)`, or `(blocks, cols, columns)` for the aligned layout, which needs the
+    first `blocks * cols` tokens only.
+    """
+    if layout == "token":
+        return torch.addmm(bias, table, projection) if bias is not None else table @ projection
+    if layout == "column":
+        transposed = projection.t() @ table.t()
+        return (transposed if bias is None else transposed + bias.unsqueeze(1)).t()
+    by_block = table_blocks(table, cols, blocks).transpose(1, 2)  # (blocks, features, cols)
+    weights = projection.t().expand(blocks, -1, -1)  # (blocks, columns, features)
+    product = torch.bmm(weights, by_block)  # (blocks, columns, cols)
+    return (product if bias is None else product + bias.view(-1, 1)).transpose(1, 2)
+
+
+def table_blocks(table: Tensor, cols: int, blocks: int) -> Tensor:
+    """The first `blocks * cols` tokens of the table as a `(blocks, cols, features)` view."""
+    return table[: blocks * cols].view(blocks, cols, table.shape[1])

@@ -1,0 +1,333 @@
+"""The pool: what the weights are read from, and for how long a generated weight is held."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from paramshare.errors import ShareError
+from paramshare.layout import read, table_blocks, virtual_columns
+from paramshare.plan import Group, SharingPlan
+
+# What was derived from one state of the table and the projection: (what, gradients on?, autocast
+# dtype) -> tensors. The modes are in the key, since a tensor made in one is wrong in another: a
+# weight first read under no_grad would silently not train.
+Frame = dict[tuple[Any, ...], Any]
+
+
+class _Held(threading.local):
+    """The frame of the forward pass that runs in this thread, if one does."""
+
+    frame: Frame | None = None
+
+
+class Pool(nn.Module):
+    """Owns the projection (VEPS) or the constants (EPS), refers to the embedding module.
+
+    It is registered once, under the shared module. `projection` is `(features, columns)`, its
+    optional `bias` `(columns,)`; `scale`, a buffer, has one number a group.
+    """
+
+    def __init__(self, embedding: nn.Module, plan: SharingPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        # Not registered: the table has its place in the state_dict already. The module and not
+        # its weight, since trainers and loaders replace the tensor.
+        self.__dict__["embedding"] = embedding
+        table: Tensor = embedding.weight  # type: ignore[assignment]
+        options = {"dtype": table.dtype, "device": table.device}
+
+        def parameter(*size: int, exists: bool) -> nn.Parameter | None:
+            # A plain attribute where there is none: a registered None is an entry for trainers.
+            return nn.Parameter(torch.empty(size, **options)) if exists else None
+
+        self.projection = parameter(plan.features, plan.columns, exists=plan.virtual)
+        self.bias = parameter(plan.columns, exists=plan.virtual and plan.projection_bias)
+        if not plan.virtual and plan.init == "match":
+            self.register_buffer("scale", torch.empty(len(plan.groups), **options))
+        else:
+            self.scale = None
+        self._forget()
+
+    def forward(self, input: Any) -> Any:
+        """Passes its input on: in an `nn.Sequential` that is shared, a pool is one of the steps."""
+        return input
+
+    # ------------------------------------------------------------------ what is stored
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws the projection, or computes the constants, from the table as it is now.
+
+        init="match": each weight gets its group's spread exactly. "paper": N(0, 0.02) as in the
+        released code, whatever that makes of the weights.
+        """
+        if self.bias is not None:
+            self.bias.zero_()
+        if self.projection is not None:
+            if self.plan.init == "paper":
+                self.projection.normal_(0, 0.02)
+                return
+            self.projection.zero_()  # columns that nothing reads
+        elif self.scale is not None:
+            self.scale.fill_(1)
+        for index, group in enumerate(self.plan.groups):
+            if group.spread is None:
+                continue
+            if self.projection is not None:
+                columns = self.projection[:, group.start : group.start + group.columns]
+                columns.normal_(0, group.spread)
+            spread = float(self._generate([index], {})[0].float().std(correction=0))
+            if spread > 0 and self.projection is not None:
+                columns.mul_(group.spread / spread)
+            elif spread > 0 and self.scale is not None:
+                self.scale[index] = group.spread / spread
+
+    # ------------------------------------------------------------------ what is read
+
+    def weight(self, index: int, training: bool) -> Tensor:
+        """The `(rows, cols)` weight of a group, generated if it is not at hand."""
+        frame = self._frame(training)
+        held = self._look_up(frame, ("weight", index))
+        if held is None:
+            held = self._generate([index], frame)[0]
+            frame[self._key(("weight", index))] = held
+        return held
+
+    def factors(self, index: int, training: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `factored_linear` needs for a group: table blocks, projection, projection bias."""
+        group = self.plan.groups[index]
+        frame = self._frame(training)
+        projection, bias = self._parts(frame)[index]
+        return self._table_blocks(frame, group.cols, group.blocks), projection, bias
+
+    def enter(self, training: bool, all_groups: bool) -> Frame | None:
+        """Starts to hold what is read, unless an outer forward does already.
+
+        all_groups: generates the materialized groups now, in one product a layout. Returns what
+        `leave` wants back.
+        """
+        outer = self._held.frame
+        if outer is None:
+            frame = self._frame(training, whole=all_groups)
+            if all_groups:
+                missing = [
+                    index
+                    for index, group in enumerate(self.plan.groups)
+                    if group.execution == "materialized"
+                    and self._look_up(frame, ("weight", index)) is None
+                ]
+                weights = self._generate(missing, frame) if missing else []
+                for index, weight in zip(missing, weights, strict=True):
+                    frame[self._key(("weight", index))] = weight
+            self._held.frame = frame
+        return outer
+
+    def leave(self, outer: Frame | None) -> None:
+        """Ends what `enter` began: the outermost drops what was held."""
+        self._held.frame = outer
+
+    # ------------------------------------------------------------------ how long it is held
+
+    def _frame(self, training: bool, whole: bool = False) -> Frame:
+        """Where to look for what was derived, and where to put it.
+
+        The running forward's; outside of one, in eval mode without gradients, that of the last
+        such read if table and projection are what they were, so that decoding step by step does
+        not generate at every step; else an empty one that nobody keeps.
+        """
+        if self._held.frame is not None:
+            return self._held.frame
+        if torch.compiler.is_compiling():
+            if torch.compiler.is_exporting() and not whole:
+                raise ShareError(
+                    "torch.export of a part of a shared module would bake its weights in as "
+                    "constants; export the module that share_from_embedding was called on"
+                )
+            return {}
+        if training or torch.is_grad_enabled():
+            self._kept = None
+            return {}
+        state = self._state()
+        if state is None:
+            return {}
+        if self._kept is None or not _same(self._kept[0], state):
+            self._kept = (state, {})
+        return self._kept[1]
+
+    def _state(self) -> list[tuple[Tensor, Any]] | None:
+        """The tensors that everything is derived from with what tells that they have changed."""
+        state = []
+        for tensor in (self.embedding.weight, self.projection, self.bias, self.scale):
+            if tensor is None:
+                continue
+            try:
+                mark = (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device)
+            except RuntimeError:
+                return None  # inference tensors and those of torch.func have no such marks
+            state.append((tensor, (*mark, torch.is_inference_mode_enabled())))
+        return state
+
+    def _forget(self) -> None:
+        self._held = _Held()
+        self._kept: tuple[list[tuple[Tensor, Any]], Frame] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_held", "_kept")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    # ------------------------------------------------------------------ how it is derived
+
+    def _generate(self, indices: list[int], frame: Frame) -> list[Tensor]:
+        """The weights of the groups, in one product for all that share one."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return self._derive(indices, frame)
+        # Gradient checkpointing counts the tensors that a region saves, and a recomputation may
+        # derive what the first pass found held: what deriving saves (views of Parameters, no
+        # memory) is kept out of its sight.
+        with saved_tensors_hooks(_pack, _unpack):
+            return self._derive(indices, frame)
+
+    def _derive(self, indices: list[int], frame: Frame) -> list[Tensor]:
+        parts = self._parts(frame)
+        columns: dict[int, Tensor] = {}
+        if self.projection is None:
+            columns = {index: parts[index][0] for index in indices}
+        else:
+            for members in self._products(indices):
+                columns.update(self._product(members, frame))
+        weights = []
+        for index in indices:
+            group = self.plan.groups[index]
+            weight = read(columns[index], group.rows, group.cols, group.layout, group.blocks)
+            weights.append(weight if self.scale is None else weight * self.scale[index])
+        return weights
+
+    def _products(self, indices: list[int]) -> list[list[int]]:
+        """Groups whose columns come from one product: equal layout and, aligned, equal cols."""
+        products: dict[tuple[str, int], list[int]] = {}
+        for index in indices:
+            group = self.plan.groups[index]
+            cols = group.cols if group.layout == "aligned" else 0
+            products.setdefault((group.layout, cols), []).append(index)
+        return list(products.values())
+
+    def _product(self, members: list[int], frame: Frame) -> dict[int, Tensor]:
+        groups = [self.plan.groups[index] for index in members]
+        parts = self._parts(frame)
+        blocks = max(group.blocks for group in groups)
+        projection = torch.cat([parts[index][0] for index in members], dim=1)
+        biases = [bias for bias in (parts[index][1] for index in members) if bias is not None]
+        bias = torch.cat(biases) if biases else None
+        table = self._table(frame)
+        virtual = virtual_columns(table, projection, bias, groups[0].layout, groups[0].cols, blocks)
+        # One split: N slices would allocate N gradients of the whole in backward.
+        split = virtual.split([group.columns for group in groups], dim=-1)
+        return dict(zip(members, split, strict=True))
+
+    def _parts(self, frame: Frame) -> list[tuple[Tensor, Tensor | None]]:
+        """Each group's columns of the projection and its bias; for EPS, of the table."""
+        key = ("parts",)
+        parts = self._look_up(frame, key)
+        if parts is None:
+            source = self._table(frame) if self.projection is None else self.projection
+            columns = _split(source, self.plan.groups)
+            biases = _split(self.bias, self.plan.groups)
+            parts = frame[self._key(key)] = list(zip(columns, biases, strict=True))
+        return parts
+
+    def _table(self, frame: Frame) -> Tensor:
+        """The table, through which only a share of the weights' gradient flows back."""
+        key = ("table",)
+        table = self._look_up(frame, key)
+        if table is None:
+            table = self.embedding.weight
+            if self.plan.table_gradient != 1 and torch.is_grad_enabled():
+                table = _ScaleGradient.apply(table, self.plan.table_gradient)
+            frame[self._key(key)] = table
+        return table
+
+    def _table_blocks(self, frame: Frame, cols: int, blocks: int) -> Tensor:
+        """One view a shape, so that backward pads its gradient to the whole table once."""
+        key = ("blocks", cols, blocks)
+        view = self._look_up(frame, key)
+        if view is None:
+            view = frame[self._key(key)] = table_blocks(self._table(frame), cols, blocks)
+        return view
+
+    def _key(self, what: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (what, torch.is_grad_enabled(), self._autocast())
+
+    def _look_up(self, frame: Frame, what: tuple[Any, ...]) -> Any:
+        autocast = self._autocast()
+        found = frame.get((what, torch.is_grad_enabled(), autocast))
+        if found is None and not torch.is_grad_enabled():
+            found = frame.get((what, True, autocast))  # one with a graph serves without, too
+        return found
+
+    def _autocast(self) -> torch.dtype | None:
+        device = self.embedding.weight.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The identity; its gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient * ctx.factor, None
+
+
+def _split(tensor: Tensor | None, groups: tuple[Group, ...]) -> list[Any]:
+    """The groups' columns of the last dimension, by one split."""
+    if tensor is None:
+        return [None] * len(groups)
+    order = sorted(range(len(groups)), key=lambda index: groups[index].start)
+    sizes, owners, position = [], [], 0
+    for index in order:
+        group = groups[index]
+        if group.start > position:
+            sizes.append(group.start - position)
+            owners.append(None)
+        sizes.append(group.columns)
+        owners.append(index)
+        position = group.start + group.columns
+    if position < tensor.shape[-1]:
+        sizes.append(tensor.shape[-1] - position)
+        owners.append(None)
+    pieces: list[Any] = [None] * len(groups)
+    for index, piece in zip(owners, tensor.split(sizes, dim=-1), strict=True):
+        if index is not None:
+            pieces[index] = piece
+    return pieces
+
+
+def _pack(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, tensor._version
+
+
+def _unpack(packed: tuple[Tensor, int]) -> Tensor:
+    tensor, version = packed
+    if tensor._version != version:  # torch checks this by itself only where there are no hooks
+        raise RuntimeError(
+            "the table or the projection was modified in place between forward and backward"
+        )
+    return tensor
+
+
+def _same(a: list[tuple[Tensor, Any]], b: list[tuple[Tensor, Any]]) -> bool:
+    return len(a) == len(b) and all(
+        s is t and mark == other for (s, mark), (t, other) in zip(a, b, strict=True)
+    )

@@ -1,0 +1,171 @@
+"""What sharing did to a module: counts, a table, pictures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from paramshare.errors import ShareError
+from paramshare.plan import Group, SharingPlan
+from paramshare.pool import Pool
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Numbers that the module stores: its Parameters, each once, and the constants of EPS."""
+    scales = sum(
+        m.scale.numel() for m in module.modules() if isinstance(m, Pool) and m.scale is not None
+    )
+    return sum(p.numel() for p in module.parameters()) + scales
+
+
+class Sharing:
+    """The result of `share_from_embedding`: print it, ask it, plot it.
+
+    dense_parameters: numbers that the same module stored before the call.
+    """
+
+    def __init__(self, module: nn.Module, pool: Pool, dense_parameters: int) -> None:
+        self.module = module
+        self.pool = pool
+        self.dense_parameters = dense_parameters
+
+    @property
+    def plan(self) -> SharingPlan:
+        """The allocation, pure data."""
+        return self.pool.plan
+
+    @property
+    def stored_parameters(self) -> int:
+        """Numbers that the whole module stores now, each tensor once."""
+        return count_parameters(self.module)
+
+    @property
+    def compression(self) -> float:
+        """Dense over stored parameters."""
+        return self.dense_parameters / self.stored_parameters
+
+    def __str__(self) -> str:
+        plan = self.plan
+        rows = [("weight", "uses", "shape", "layout", "columns", "used", "wasted", "execution")]
+        for group in plan.groups:
+            rows.append(
+                (
+                    group.name,
+                    f"{len(group.slots)}x",
+                    f"{group.rows} x {group.cols}",
+                    _layout_name(group),
+                    f"{group.start}-{group.start + group.columns - 1}",
+                    f"{group.rows * group.cols:,}",
+                    f"{group.wasted(plan.tokens):,}",
+                    group.execution,
+                )
+            )
+        return "\n".join([*_table(rows), *self._totals()])
+
+    __repr__ = __str__
+
+    def _totals(self) -> list[str]:
+        plan = self.plan
+        used = sum(group.columns for group in plan.groups)
+        kind = (
+            f"virtual table {plan.tokens} x {plan.columns} = table {plan.table} "
+            f"({plan.tokens} x {plan.features}) @ projection ({plan.features} x {plan.columns})"
+            if plan.virtual
+            else f"table {plan.table} ({plan.tokens} x {plan.features})"
+        )
+        lines = [f"{used} of {plan.columns} columns read from {kind}"]
+        if any(g.layout == "column" for g in plan.groups) and any(
+            g.layout == "aligned" for g in plan.groups
+        ):
+            lines.append(
+                "weights whose rows are longer than a column cannot be aligned: column layout"
+            )
+        lines.append(
+            f"stored {self.stored_parameters:,}   dense {self.dense_parameters:,}   "
+            f"compression {self.compression:.2f}x"
+        )
+        return lines
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Writes a picture: which weight reads which columns, and stored against dense.
+
+        The format follows the file's ending. Needs the extra `plot` (matplotlib).
+        Raises ShareError where matplotlib is missing or does not know the ending.
+        """
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ShareError("plot() needs matplotlib: pip install 'paramshare[plot]'") from None
+        path = Path(path)
+        ending = path.suffix.lstrip(".").lower() or "png"
+        groups = self.plan.groups
+        figure = Figure(figsize=(10, 2.4 + 0.3 * len(groups)), layout="constrained")
+        if ending not in FigureCanvasAgg(figure).get_supported_filetypes():
+            raise ShareError(f"{path.name}: matplotlib writes no .{ending}; use .png, .svg or .pdf")
+        columns, bars = figure.subplots(2, 1, height_ratios=[1 + len(groups), 2])
+        self._draw_columns(columns)
+        self._draw_sizes(bars)
+        temporary = path.with_name(path.name + ".part")
+        figure.savefig(temporary, format=ending, dpi=120)
+        temporary.replace(path)
+
+    def _draw_columns(self, axes: Axes) -> None:
+        plan = self.plan
+        for row, group in enumerate(plan.groups):
+            used = 1 - group.wasted(plan.tokens) / (group.columns * plan.tokens)
+            axes.barh(row, group.columns, left=group.start, color=f"C{row % 10}", height=0.8)
+            axes.text(
+                group.start + group.columns,
+                row,
+                f" {group.columns} columns, {used:.0%} used",
+                va="center",
+                fontsize=8,
+            )
+        axes.set_yticks(
+            range(len(plan.groups)),
+            [f"{g.name}  ({len(g.slots)}x {g.rows}x{g.cols})" for g in plan.groups],
+            fontsize=8,
+        )
+        axes.invert_yaxis()
+        axes.set_xlim(0, plan.columns * 1.25)
+        axes.axvline(plan.columns, color="0.6", linewidth=0.8)
+        name = "virtual table" if plan.virtual else f"table {plan.table}"
+        axes.set_title(f"{name}: which weight reads which of its {plan.columns} columns")
+        axes.set_xlabel("column")
+
+    def _draw_sizes(self, axes: Axes) -> None:
+        table = self.plan.tokens * self.plan.features
+        own = sum(t.numel() for t in self.pool.state_dict().values())
+        rest = self.stored_parameters - table - own
+        left = 0
+        what = "projection" if self.plan.virtual else "constants"
+        for label, size in (("table", table), (what, own), ("not shared", rest)):
+            axes.barh(1, size, left=left, label=f"{label} {size:,}")
+            left += size
+        axes.barh(0, self.dense_parameters, color="0.7", label=f"dense {self.dense_parameters:,}")
+        axes.set_yticks([0, 1], ["dense", "stored"])
+        axes.set_xlabel(f"parameters (compression {self.compression:.2f}x)")
+        axes.legend(fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _layout_name(group: Group) -> str:
+    return f"aligned/{group.blocks}" if group.layout == "aligned" else group.layout
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,147 @@
+"""The `--share-*` options of the plugins, and what they do to a fairseq model."""
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from torch import nn
+
+from paramshare import ShareError, Sharing, SharingPlan, share_from_embedding
+from paramshare.layout import LAYOUTS
+from paramshare.plan import EXECUTIONS, INITS
+from paramshare.pool import Pool
+from paramshare.report import count_parameters
+
+logger = logging.getLogger(__name__)
+
+
+# fairseq makes its parser from the types themselves: no postponed annotations here, and Optional.
+@dataclass
+class ShareConfig(FairseqDataclass):
+    """The options of `paramshare.share_from_embedding`."""
+
+    share: ChoiceEnum(["veps", "eps", "none"]) = field(  # type: ignore[valid-type]
+        default="veps",
+        metadata={
+            "help": "where the dense weights are read from: a learned projection of the token "
+            "table (veps), the table itself (eps), or nowhere: the plain model (none)"
+        },
+    )
+    share_depth: ChoiceEnum(["all", "none"]) = field(  # type: ignore[valid-type]
+        default="all", metadata={"help": "which layers read the same columns"}
+    )
+    share_layout: ChoiceEnum(list(LAYOUTS)) = field(  # type: ignore[valid-type]
+        default="aligned", metadata={"help": "how columns are read as a matrix"}
+    )
+    share_blocks: Optional[int] = field(
+        default=None,
+        metadata={"help": "aligned layout: at most this many rows of a weight in a column"},
+    )
+    share_virtual_dim: Optional[int] = field(
+        default=None, metadata={"help": "columns of the virtual table; default: those needed"}
+    )
+    share_init: ChoiceEnum(list(INITS)) = field(  # type: ignore[valid-type]
+        default="match",
+        metadata={"help": "match: weights start with the spread of their layers' own init"},
+    )
+    share_table_gradient: float = field(
+        default=0.1,
+        metadata={"help": "share of the weights' gradient that reaches the table"},
+    )
+    share_execution: ChoiceEnum(list(EXECUTIONS)) = field(  # type: ignore[valid-type]
+        default="auto", metadata={"help": "build the weights, or apply them factored"}
+    )
+
+
+def share_model(model: nn.Module, cfg: ShareConfig) -> list[Sharing]:
+    """Shares an encoder-decoder model as the options say, and logs what that did.
+
+    The encoder reads the encoder's table and the decoder the decoder's; where these are one,
+    one call allocates for both. Raises ShareError with fairseq's names of the options.
+    """
+    if cfg.share == "none":
+        return []
+    encoder, decoder = _part(model, "encoder"), _part(model, "decoder")
+    one_table = encoder.embed_tokens is decoder.embed_tokens
+    roots = (
+        [("model", model, encoder.embed_tokens)]
+        if one_table
+        else [
+            ("encoder", encoder, encoder.embed_tokens),
+            ("decoder", decoder, decoder.embed_tokens),
+        ]
+    )
+    dense = count_parameters(model)
+    sharings = []
+    for name, root, table in roots:
+        try:
+            sharing = share_from_embedding(
+                root,
+                table,
+                virtual=cfg.share == "veps",
+                depth=str(cfg.share_depth),
+                layout=str(cfg.share_layout),
+                blocks=cfg.share_blocks,
+                virtual_dim=cfg.share_virtual_dim,
+                table_gradient=cfg.share_table_gradient,
+                init=str(cfg.share_init),
+                execution=str(cfg.share_execution),
+            )
+        except ShareError as error:
+            raise ShareError(
+                f"--share {cfg.share} of the {name} ({type(root).__name__}): {error} "
+                "(options: --share, --share-depth, --share-layout, --share-blocks, "
+                "--share-virtual-dim; --share none trains the plain model)"
+            ) from None
+        sharing.pool.register_state_dict_post_hook(_write_plan)
+        sharing.pool.register_load_state_dict_pre_hook(_check_plan)
+        logger.info(f"shared weights of the {name}:\n{sharing}")
+        sharings.append(sharing)
+    stored = count_parameters(model)
+    logger.info(f"parameters: stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}")
+    return sharings
+
+
+def _part(model: nn.Module, name: str) -> nn.Module:
+    part = getattr(model, name, None)
+    if getattr(part, "embed_tokens", None) is None:
+        raise ShareError(
+            f"{type(model).__name__} has no {name} with a token table (embed_tokens) to read "
+            "from; use another --arch, or --share none"
+        )
+    return part
+
+
+# A checkpoint restored under other --share options would fit in shape and be noise. fairseq hands
+# a model nothing but its state when training goes on, so the plan travels there: as the bytes of
+# its JSON, in int64, which the averaging of checkpoints leaves as they are.
+
+
+def _write_plan(pool: Pool, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    text = json.dumps(pool.plan.to_dict()).encode()
+    state[f"{prefix}plan"] = torch.tensor(list(text), dtype=torch.int64)
+
+
+def _check_plan(
+    pool: Pool,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    stored = state.pop(f"{prefix}plan", None)
+    if stored is None:
+        errors.append(f"{prefix}plan is missing: this is no checkpoint of a shared model")
+        return
+    plan = SharingPlan.from_dict(json.loads(bytes(stored.tolist())))
+    difference = plan.difference(pool.plan)
+    if difference is not None:
+        errors.append(
+            f"the checkpoint was made with other --share options: its plan differs in {difference}"
+        )
