@@ -38,3 +38,7 @@ def user_dir() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ShareError("paramshare.tasks is not installed: pip install 'paramshare[fairseq]'")
     return Path(spec.submodule_search_locations[0]) / "user_dir" / "paramshare_fairseq"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

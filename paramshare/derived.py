@@ -117,6 +117,7 @@ def _derived_class(
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "__reduce_ex__": _reduce,
+        "register_parameter": _register_parameter,
         "_paramshare_base": base,
         "_paramshare_kind": (base, names, factored, root),
     }
@@ -134,12 +135,23 @@ def _weight_property(name: str) -> property:
         return source.pool.weight(source.group, self.training).view(source.shape)
 
     def refuse(self: nn.Module, value: object) -> None:
-        raise ShareError(
-            f"{name} of this {type(self).__name__} is read from the embedding and cannot be set; "
-            "call paramshare.materialize on the shared module first"
-        )
+        raise _cannot_be_set(self, name)
 
     return property(read, refuse)
+
+
+def _register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
+    """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
+    if name in sources(self):
+        raise _cannot_be_set(self, name)
+    super(type(self), self).register_parameter(name, param)
+
+
+def _cannot_be_set(module: nn.Module, name: str) -> ShareError:
+    return ShareError(
+        f"{name} of this {type(module).__name__} is read from the embedding and cannot be set; "
+        "call paramshare.materialize on the shared module first"
+    )
 
 
 def _holding_forward(base: type[nn.Module]) -> Any:

@@ -274,7 +274,9 @@ class Pool(nn.Module):
 
     def _autocast(self) -> torch.dtype | None:
         device = self.embedding.weight.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return None
+        return torch.get_autocast_dtype(device)
 
 
 class _ScaleGradient(torch.autograd.Function):

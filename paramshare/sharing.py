@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
-from torch.nn.parameter import Parameter
+from torch.nn.parameter import Parameter, UninitializedParameter
 from torch.optim import Optimizer
 
 from paramshare import derived
@@ -138,9 +138,7 @@ def apply_plan(module: nn.Module, plan: SharingPlan) -> Pool:
     module.add_module(_free_name(module), pool)
     derived.hold(module, pool)
     if not plan.virtual:
-        first = min(group.start for group in plan.groups)
-        end = max(group.start + group.columns for group in plan.groups)
-        _reserved(embedding).append((first, end))
+        embedding.__dict__.setdefault(_COLUMNS, []).append(_span(plan))
     if not embedding.weight.is_meta:
         pool.reset_parameters()
     return pool
@@ -184,9 +182,7 @@ def materialize(module: nn.Module) -> nn.Module:
         delattr(parent, name)
         derived.release(parent, pool)
         if not pool.plan.virtual:
-            reserved = _reserved(pool.embedding)
-            start = min(group.start for group in pool.plan.groups)
-            reserved[:] = [span for span in reserved if span[0] != start]
+            _release_columns(pool.embedding, pool.plan)
     return module
 
 
@@ -223,6 +219,9 @@ def _check_target(module: nn.Module, embedding: nn.Module) -> str:
                 f"{path or 'the module'} is already wrapped ({wrappers.pop()}); share the plain "
                 "module first, then wrap it"
             )
+    for path, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ShareError(f"{path} has no shape yet: run the module once, then share it")
     table = getattr(embedding, "weight", None)
     if not isinstance(table, Parameter) or table.dim() != 2:
         raise ShareError(
@@ -276,8 +275,17 @@ def _check_slots(slots: list[Slot], embedding: nn.Module) -> list[Parameter]:
     return removed
 
 
-def _reserved(embedding: nn.Module) -> list[tuple[int, int]]:
-    return embedding.__dict__.setdefault(_COLUMNS, [])
+def _span(plan: SharingPlan) -> tuple[int, int]:
+    """First column that the plan reads, and the one after its last."""
+    first = min(group.start for group in plan.groups)
+    return first, max(group.start + group.columns for group in plan.groups)
+
+
+def _release_columns(embedding: nn.Module, plan: SharingPlan) -> None:
+    taken = embedding.__dict__[_COLUMNS]
+    taken.remove(_span(plan))
+    if not taken:
+        del embedding.__dict__[_COLUMNS]
 
 
 def _columns_taken(module: nn.Module, embedding: nn.Module) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 from torch import nn
-from torch.nn.parameter import Parameter, UninitializedParameter
+from torch.nn.parameter import Parameter
 
 from paramshare.derived import derived_names, original_class
 from paramshare.errors import ShareError
@@ -149,8 +149,6 @@ def make_slot(module: nn.Module, path: str, pattern: str | None = None) -> Slot:
     parameter = owner._parameters.get(name)
     if parameter is None:
         raise ShareError(f"{path} is no Parameter of this {type(module).__name__}")
-    if isinstance(parameter, UninitializedParameter):
-        raise ShareError(f"{path} has no shape yet: run the module once, then share it")
     parent = module.get_submodule(owner_path.rpartition(".")[0])
     child = f"{owner_path.rpartition('.')[2]}.{name}"
     called = name == "weight" and original_class(type(owner)).forward is nn.Linear.forward

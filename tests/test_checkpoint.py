@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_sharing import TwoTables, snapshot, up_only
+from torch import nn
+from zoo import ZOO, batch, build
+
+from paramshare import (
+    ShareError,
+    load_model,
+    materialize,
+    save_model,
+    share_from_embedding,
+)
+from paramshare.models import TransformerLM
+
+
+@pytest.mark.parametrize("layout", ["aligned", "column", "token"])
+@pytest.mark.parametrize("name", ZOO)
+def test_round_trip_into_shared_and_plain(tmp_path, name: str, layout: str) -> None:
+    path = tmp_path / "model.safetensors"
+    module = build(name)
+    options = {"layout": layout, "projection_bias": True}
+    sharing = share_from_embedding(module, module.embedding, **options)
+    save_model(module, path)
+    inputs = batch()
+    expected = module(*inputs)
+    with safe_open(path, "pt") as file:
+        numbers = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
+    assert numbers == sharing.stored_parameters
+    for shared_first in (True, False):
+        other = build(name, seed=3)
+        if shared_first:
+            share_from_embedding(other, other.embedding, **options)
+        load_model(other, path)
+        assert torch.equal(other(*inputs), expected)
+        assert list(other.state_dict()) == list(module.state_dict())
+
+
+def test_round_trip_of_eps(tmp_path) -> None:
+    module = build("Chain")
+    share_from_embedding(module, module.embedding, virtual=False)
+    save_model(module, tmp_path / "m.safetensors")
+    other = build("Chain", seed=2)
+    load_model(other, tmp_path / "m.safetensors")
+    assert torch.equal(other(batch()[0]), module(batch()[0]))
+    assert torch.equal(other.paramshare.scale, module.paramshare.scale)
+
+
+def test_a_model_of_two_tables(tmp_path) -> None:
+    module = TwoTables(tie=True).double()
+    for part in (module.encoder, module.decoder):
+        share_from_embedding(part, part.embedding, virtual=False, select=up_only)
+    save_model(module, tmp_path / "m.safetensors")
+    other = TwoTables(tie=True).double()
+    load_model(other, tmp_path / "m.safetensors")
+    tokens, _ = batch()
+    assert torch.equal(other(tokens), module(tokens))
+    assert other.decoder.embedding is other.encoder.embedding
+
+
+def test_a_plain_module(tmp_path) -> None:
+    module = build("Encoder")
+    save_model(module, tmp_path / "m.safetensors")
+    other = build("Encoder", seed=1)
+    load_model(other, tmp_path / "m.safetensors")
+    assert torch.equal(other(batch()[0]), module(batch()[0]))
+
+
+def test_plain_safetensors_takes_the_state_dict(tmp_path) -> None:
+    """A tied output is the only thing it minds, shared or not; of ours nothing shares memory."""
+    for name, virtual in (("Seq2Seq", True), ("Chain", False)):
+        module = build(name)
+        share_from_embedding(module, module.embedding, virtual=virtual)
+        save_file(module.state_dict(), tmp_path / "m.safetensors")
+        other = build(name, seed=4)
+        share_from_embedding(other, other.embedding, virtual=virtual)
+        other.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=True)
+        assert torch.equal(other(*batch()), module(*batch()))
+
+
+def test_meta_modules_take_the_file_as_it_is(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = TransformerLM(300, 32, 3, feed_forward=64).eval()
+    share_from_embedding(module, module.embedding)
+    save_model(module, path)
+    tokens = torch.randint(0, 300, (2, 9))
+    for shared_first in (True, False):
+        with torch.device("meta"):
+            other = TransformerLM(300, 32, 3, feed_forward=64).eval()
+        if shared_first:
+            share_from_embedding(other, other.embedding)
+        load_model(other, path)
+        assert not any(t.is_meta for t in other.state_dict().values())
+        assert other.output.weight is other.embedding.weight
+        assert torch.equal(other(tokens), module(tokens))
+        trained = other.train()(tokens).sum()
+        trained.backward()
+        assert other.paramshare.projection.grad.abs().sum() > 0
+
+
+def test_meta_modules_get_the_files_memory(tmp_path) -> None:
+    """Assigned, not copied: every tensor lies in the one mapping of the file."""
+    path = tmp_path / "m.safetensors"
+    small = TransformerLM(2000, 16, 2, feed_forward=32)
+    share_from_embedding(small, small.embedding)
+    save_model(small, path)
+    with torch.device("meta"):
+        other = TransformerLM(2000, 16, 2, feed_forward=32)
+    load_model(other, path)
+    pointers = [t.untyped_storage().data_ptr() for t in other.state_dict().values()]
+    assert max(pointers) - min(pointers) < path.stat().st_size
+
+
+def test_another_plan_is_an_error_that_names_the_difference(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    save_model(module, path)
+    for options, message in (
+        ({"layout": "column"}, "columns 34 against 29"),
+        ({"depth": "none"}, "5 groups against 15"),
+        ({"blocks": 1}, "against"),
+        ({"projection_bias": True}, "projection_bias False against True"),
+    ):
+        other = build("Narrow", seed=1)
+        share_from_embedding(other, other.embedding, **options)
+        before = snapshot(other)
+        with pytest.raises(
+            ShareError, match=f"m.safetensors: the file's plan is not the .*: {message}"
+        ):
+            load_model(other, path)
+        assert snapshot(other) == before
+
+
+def test_execution_and_table_gradient_may_differ(tmp_path) -> None:
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    save_model(module, tmp_path / "m.safetensors")
+    other = build("Narrow", seed=1)
+    share_from_embedding(
+        other, other.embedding, execution="materialized", table_gradient=0.1, init="paper"
+    )
+    with pytest.raises(ShareError, match="init 'match' against 'paper'"):
+        load_model(other, tmp_path / "m.safetensors")
+    other = build("Narrow", seed=1)
+    share_from_embedding(other, other.embedding, execution="materialized", table_gradient=0.1)
+    load_model(other, tmp_path / "m.safetensors")
+    torch.testing.assert_close(other(*batch()), module(*batch()))
+
+
+def _truncate(path, module):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _foreign(path, module):
+    save_file({"x": torch.ones(2)}, path)
+
+
+def _rewrite(path, change):
+    with safe_open(path, "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    change(tensors, metadata)
+    save_file(tensors, path, metadata=metadata)
+
+
+def _no_projection(path, module):
+    _rewrite(path, lambda tensors, metadata: tensors.pop("paramshare.projection"))
+
+
+def _extra(path, module):
+    _rewrite(path, lambda tensors, metadata: tensors.update(surprise=torch.ones(1)))
+
+
+def _reshaped(path, module):
+    _rewrite(path, lambda tensors, metadata: tensors.update({"lift.bias": torch.ones(3)}))
+
+
+def _other_version(path, module):
+    def change(tensors, metadata):
+        content = json.loads(metadata["paramshare"])
+        content["pools"][0]["plan"]["version"] = 9
+        metadata["paramshare"] = json.dumps(content)
+
+    _rewrite(path, change)
+
+
+def _remove(path, module):
+    path.unlink()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_truncate, "cannot be read"),
+        (_remove, "cannot be read"),
+        (_foreign, "no sharing plan in it"),
+        (_no_projection, "paramshare.projection is missing in the file"),
+        (_extra, "surprise of the file is not in the module"),
+        (_reshaped, r"lift.bias is \(3,\) in the file, \(16,\) in the module"),
+        (_other_version, "plan of version 9"),
+    ],
+)
+def test_bad_files_change_nothing(tmp_path, spoil, message: str, shared: bool) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    save_model(module, path)
+    spoil(path, module)
+    other = build("Narrow", seed=1)
+    if shared:
+        share_from_embedding(other, other.embedding)
+    before = snapshot(other)
+    values = [p.detach().clone() for p in other.parameters()]
+    with pytest.raises(ShareError, match=message):
+        load_model(other, path)
+    assert snapshot(other) == before
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), values, strict=True))
+
+
+def test_a_plan_that_does_not_fit_a_plain_module(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    save_model(module, path)
+    wider = ZOO["Narrow"](3, 20).double()
+    before = snapshot(wider)
+    with pytest.raises(ShareError, match="blocks.0.query.weight"):
+        load_model(wider, path)
+    assert snapshot(wider) == before
+    with pytest.raises(ShareError, match="blocks.0.query.weight .* no such weight"):
+        load_model(build("Chain"), path)
+    with pytest.raises(ShareError, match="the table embedding is not in the module"):
+        load_model(nn.Linear(3, 4), path)
+
+
+def test_saving_leaves_no_half_file(tmp_path) -> None:
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    with pytest.raises(ShareError, match="cannot be written"):
+        save_model(module, tmp_path / "nowhere" / "m.safetensors")
+    path = tmp_path / "m.safetensors"
+    save_model(module, path)
+    size = path.stat().st_size
+    save_model(module, path)
+    assert path.stat().st_size == size
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_materialized_models_save_too(tmp_path) -> None:
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    materialize(module)
+    save_model(module, tmp_path / "m.safetensors")
+    other = build("Narrow", seed=1)
+    load_model(other, tmp_path / "m.safetensors")
+    assert isinstance(other.blocks[0].up.weight, nn.Parameter)
+    assert torch.equal(other(*batch()), module(*batch()))

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paramshare
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "paramshare.cli", *arguments], capture_output=True, text=True
+    )
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"paramshare {paramshare.__version__}\n"
+
+
+def test_user_dir_is_alone_in_its_parent() -> None:
+    """fairseq puts the parent first on sys.path: anything beside it would become importable."""
+    result = run("user-dir")
+    assert result.returncode == 0
+    folder = Path(result.stdout.removesuffix("\n"))
+    assert (folder / "__init__.py").exists()
+    others = {p.name for p in folder.parent.iterdir()} - {"__pycache__"}
+    assert others == {folder.name} == {"paramshare_fairseq"}
+
+
+def test_no_command() -> None:
+    result = run()
+    assert result.returncode == 2
+    assert "user-dir" in result.stderr
+
+
+def test_the_core_imports_neither_fairseq_nor_the_extras() -> None:
+    code = (
+        "import sys, paramshare, paramshare.cli, paramshare.models\n"
+        "print([m for m in ('fairseq', 'transformers', 'matplotlib', 'sacrebleu') "
+        "if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
+
+
+def test_tasks_without_fairseq_say_what_to_install() -> None:
+    code = "import sys; sys.modules['fairseq'] = None; import paramshare.tasks"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "pip install 'paramshare[fairseq]'" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["paramshare", "models", "tasks"])
+def test_every_module_says_what_it_is(name: str) -> None:
+    root = Path(paramshare.__file__).parents[1] / name
+    files = sorted(root.rglob("*.py"))
+    assert files
+    for file in files:
+        assert file.read_text("utf8").startswith('"""'), file

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from zoo import build
+
+from paramshare import ShareError, SharingPlan, share_from_embedding
+from paramshare.plan import factored_operations
+
+
+class Bag(nn.Module):
+    """Linears of any shapes beside a table."""
+
+    def __init__(self, tokens: int, features: int, shapes: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, features)
+        for index, (rows, cols) in enumerate(shapes):
+            self.add_module(f"linear{index}", nn.Linear(cols, rows))
+
+
+def every_linear(path: str, owner: nn.Module) -> bool:
+    return isinstance(owner, nn.Linear)
+
+
+def plan_of(name: str = "Encoder", **options) -> SharingPlan:
+    module = build(name)
+    return share_from_embedding(module, module.embedding, **options).plan
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SHAPES, st.integers(2, 40), st.sampled_from(["aligned", "column", "token"]))
+def test_ranges_are_disjoint_and_fill_the_virtual_table(shapes, tokens, layout) -> None:
+    module = Bag(tokens, 3, shapes)
+    sharing = share_from_embedding(
+        module, module.embedding, select=every_linear, depth="none", layout=layout
+    )
+    used = sorted(
+        column
+        for group in sharing.plan.groups
+        for column in range(group.start, group.start + group.columns)
+    )
+    assert used == list(range(sharing.plan.columns))
+    assert module.paramshare.projection.shape == (3, sharing.plan.columns)
+    for group, (rows, cols) in zip(sharing.plan.groups, shapes, strict=True):
+        assert (group.rows, group.cols) == (rows, cols)
+        assert group.columns * tokens >= rows * cols
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(2, 40), st.integers(1, 30))
+def test_eps_fits_or_says_how_many_columns_are_missing(shapes, tokens, features) -> None:
+    needed = sum(-(-rows * cols // tokens) for rows, cols in shapes)
+    module = Bag(tokens, features, shapes)
+    options = {"virtual": False, "select": every_linear, "depth": "none", "layout": "column"}
+    if needed <= features:
+        share_from_embedding(module, module.embedding, **options)
+        assert not list(module.paramshare.parameters())
+    else:
+        message = f"needs {needed} columns, the table has {features}: {needed - features} are miss"
+        with pytest.raises(ShareError, match=message):
+            share_from_embedding(module, module.embedding, **options)
+
+
+def test_token_layout_hands_out_columns_from_the_last_backwards() -> None:
+    """The released order: each block ends where the one before it begins (paper.md 1.2)."""
+    plan = plan_of("Narrow", layout="token", virtual_dim=100)
+    assert plan.columns == 100
+    end = 100
+    for group in plan.groups:
+        assert group.start + group.columns == end
+        end = group.start
+    assert end > 0  # the first columns are never read
+
+
+def test_plan_survives_json() -> None:
+    for options in ({}, {"layout": "token", "projection_bias": True}, {"depth": "none"}):
+        plan = plan_of(**options)
+        again = SharingPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+        assert again == plan
+        assert again.to_dict() == plan.to_dict()
+
+
+def test_unreadable_plans() -> None:
+    data = plan_of().to_dict()
+    with pytest.raises(ShareError, match="version 2 cannot be read"):
+        SharingPlan.from_dict({**data, "version": 2})
+    with pytest.raises(ShareError, match="no sharing plan"):
+        SharingPlan.from_dict({**data, "surprise": 1})
+
+
+def test_difference_names_the_first() -> None:
+    plan = plan_of()
+    assert plan.difference(plan) is None
+    harmless = replace(plan, table_gradient=0.5)
+    assert plan.difference(harmless) is None
+    assert plan.difference(replace(plan, columns=99)) == f"columns {plan.columns} against 99"
+    moved = replace(plan.groups[1], start=1)
+    other = replace(plan, groups=(plan.groups[0], moved, *plan.groups[2:]))
+    name = plan.groups[1].name
+    assert plan.difference(other) == f"group {name}: start {plan.groups[1].start} against 1"
+    assert plan.difference(replace(plan, groups=())) == f"{len(plan.groups)} groups against 0"
+
+
+def test_auto_execution_follows_the_operation_count() -> None:
+    plan = plan_of("Narrow")
+    assert {group.execution for group in plan.groups} == {"factored"}
+    for group in plan.groups:
+        count = factored_operations(
+            group.rows, group.cols, group.columns, group.blocks, plan.features
+        )
+        assert count == 3 * group.blocks * (group.cols + group.columns)
+        assert count < group.rows * group.cols
+    wide = build("Recurring")
+    plan = share_from_embedding(wide, wide.embedding).plan
+    assert {group.execution for group in plan.groups} == {"materialized"}
+
+
+def test_sharebert_ratios_of_operations() -> None:
+    """The README's and the design's figures: Small needs 0.71 of the dense operations by weight."""
+    tokens, hidden, inner = 30528, 2048, 4096
+    ratio = {}
+    for name, features in (("small", 128), ("base", 384)):
+        total = 0
+        for rows, cols in [(hidden, hidden)] * 4 + [(inner, hidden), (hidden, inner)]:
+            blocks = tokens // cols
+            columns = -(-rows // blocks)
+            blocks = -(-rows // columns)
+            total += factored_operations(rows, cols, columns, blocks, features)
+        ratio[name] = total / 33554432
+    assert ratio["small"] == pytest.approx(23.86 / 33.55, abs=0.002)
+    assert ratio["base"] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "diagonal"}, "layout='diagonal' is unknown"),
+        ({"init": "zeros"}, "init='zeros' is unknown"),
+        ({"execution": "fast"}, "execution='fast' is unknown"),
+        ({"depth": "some"}, "depth='some' is unknown"),
+        ({"table_gradient": 1.5}, "table_gradient=1.5 is out of range"),
+        ({"table_gradient": -0.1}, "table_gradient=-0.1 is out of range"),
+        ({"virtual_dim": 3}, "needs 38 columns, virtual_dim=3 is 35 too few"),
+        ({"blocks": 0}, "blocks=0 is out of range"),
+        ({"blocks": 4}, "between 1 and 3 whole rows"),
+        ({"blocks": 2, "layout": "column"}, "belongs to layout='aligned'"),
+        ({"virtual": False, "virtual_dim": 3}, "virtual_dim=3 needs virtual=True"),
+        ({"virtual": False, "projection_bias": True}, "needs virtual=True"),
+        ({"virtual": False, "table_gradient": 0.0}, "nothing would train"),
+        ({"virtual": False}, "needs 38 columns, the table has 16: 22 are missing; use virtual"),
+        ({"execution": "factored"}, "fits none of the weights"),
+        ({"embedding_dim": 8}, "embedding_dim is not available yet"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict, message: str) -> None:
+    with pytest.raises(ShareError, match=message):
+        plan_of(**options)

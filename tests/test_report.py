@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from zoo import build
+
+from paramshare import ShareError, share_from_embedding
+
+
+def test_one_line_a_group_then_the_totals() -> None:
+    module = build("Encoder")
+    dense = sum(p.numel() for p in module.parameters())
+    sharing = share_from_embedding(module, module.embedding)
+    stored = sum(p.numel() for p in module.parameters())
+    lines = str(sharing).splitlines()
+    assert " ".join(lines[0].split()) == ("weight uses shape layout columns used wasted execution")
+    assert " ".join(lines[1].split()) == (
+        "encoder.layers.*.self_attn.in_proj_weight 3x 48 x 16 aligned/3 0-15 768 192 materialized"
+    )
+    assert len(lines) == 1 + 4 + 2
+    assert lines[5] == (
+        "38 of 38 columns read from virtual table 60 x 38 = table embedding (60 x 16) @ "
+        "projection (16 x 38)"
+    )
+    ratio = f"{dense / stored:.2f}"
+    assert lines[6] == f"stored {stored:,}   dense {dense:,}   compression {ratio}x"
+
+
+def test_says_which_weights_run_factored_and_which_fell_back() -> None:
+    module = build("Narrow")
+    assert str(share_from_embedding(module, module.embedding)).count("factored") == 5
+    from test_plan import Bag, every_linear
+
+    module = Bag(10, 4, [(3, 11), (3, 4)])
+    text = str(share_from_embedding(module, module.embedding, select=every_linear))
+    assert "cannot be aligned: column layout" in text
+    assert "layout" in text
+
+
+def test_eps_counts_its_constants() -> None:
+    module = build("Chain")
+    sharing = share_from_embedding(module, module.embedding, virtual=False)
+    assert sharing.stored_parameters == sum(p.numel() for p in module.parameters()) + 1
+    assert "columns read from table 0 (60 x 16)" in str(sharing)
+
+
+def test_plan_is_json() -> None:
+    module = build("Encoder")
+    sharing = share_from_embedding(module, module.embedding)
+    plan = json.loads(json.dumps(sharing.plan.to_dict()))
+    assert plan["groups"][0]["slots"] == [
+        f"encoder.layers.{i}.self_attn.in_proj_weight" for i in range(3)
+    ]
+    assert plan["columns"] == 38
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_plot(tmp_path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    module = build("Encoder")
+    path = tmp_path / f"columns.{ending}"
+    share_from_embedding(module, module.embedding).plot(path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    assert len(content) > 5000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_plot_of_an_unknown_kind(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    module = build("Encoder")
+    sharing = share_from_embedding(module, module.embedding)
+    with pytest.raises(ShareError, match=r"columns.doc: matplotlib writes no .doc"):
+        sharing.plot(tmp_path / "columns.doc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plot_without_matplotlib(tmp_path, monkeypatch) -> None:
+    module = build("Encoder")
+    sharing = share_from_embedding(module, module.embedding)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ShareError, match=r"pip install 'paramshare\[plot\]'"):
+        sharing.plot(tmp_path / "columns.png")

@@ -1,0 +1,533 @@
+"""What must go on working with a shared module, for every kind of model and of sharing."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import io
+import pickle
+import threading
+import weakref
+
+import pytest
+import reference
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from zoo import TOKENS, ZOO, Encoder, Narrow, batch, build
+
+from paramshare import materialize, share_from_embedding
+
+# Options that fit every model of the zoo (EPS needs few columns: one Linear of each stack).
+WAYS = {
+    "veps-aligned": {},
+    "veps-aligned-blocks": {"blocks": 1},
+    "veps-aligned-bias": {"projection_bias": True, "table_gradient": 0.3},
+    "veps-column": {"layout": "column", "projection_bias": True},
+    "veps-token": {"layout": "token", "projection_bias": True, "virtual_dim": 300},
+    "veps-none": {"depth": "none", "table_gradient": 0.0},
+    "veps-paper": {"init": "paper"},
+    "eps-aligned": {"virtual": False, "table_gradient": 0.25},
+    "eps-column": {"virtual": False, "layout": "column"},
+    "eps-token": {"virtual": False, "layout": "token", "init": "paper"},
+}
+CASES = [
+    (name, way)
+    for name in ZOO
+    for way in WAYS
+    if not (way.startswith("eps") and name in ("Narrow", "Seq2Seq", "Encoder"))
+]
+
+
+def shared(name: str, way: str = "veps-aligned", **more):
+    """(shared module, its Sharing). Narrow shares factored where nothing else is said."""
+    module = build(name)
+    options = {**WAYS[way], **more}
+    if not options.get("virtual", True):
+        options["select"] = _few(module)
+    return module, share_from_embedding(module, module.embedding, **options)
+
+
+def _few(module: nn.Module):
+    """One weight at each depth, so that it fits into 16 columns."""
+    names = {"CrossAttention": "out_proj.weight", "Recurring": "up.weight"}
+    ending = names.get(type(module).__name__, "weight")
+    return lambda path, owner: path.endswith(ending) and path.count(".") > 1
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_parity_with_an_independent_derivation(name: str, way: str) -> None:
+    module, sharing = shared(name, way)
+    tokens, padding = batch()
+    module.train()
+    output = module(tokens, padding)
+    output.square().sum().backward()
+    expected, gradients = reference.run(build(name), module, sharing.pool, tokens, padding)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-11)
+    found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    assert found.keys() == gradients.keys()
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-8, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_materialized_is_a_plain_module_with_the_same_values(name: str, way: str) -> None:
+    module, _ = shared(name, way)
+    plain = build(name)
+    tokens, padding = batch()
+    expected = module(tokens, padding)
+    assert materialize(module) is module
+    assert [(n, p.shape) for n, p in module.named_parameters(remove_duplicate=False)] == [
+        (n, p.shape) for n, p in plain.named_parameters(remove_duplicate=False)
+    ]
+    assert [type(m) for m in module.modules()] == [type(m) for m in plain.modules()]
+    assert not any("paramshare" in key for m in module.modules() for key in m.__dict__)
+    storages = [p.data_ptr() for p in module.parameters()]
+    assert len(set(storages)) == len(storages)
+    torch.testing.assert_close(module(tokens, padding), expected, rtol=1e-9, atol=1e-11)
+    plain.load_state_dict(module.state_dict())
+    torch.testing.assert_close(plain(tokens, padding), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_every_mode_gives_the_same(name: str, way: str) -> None:
+    module, _ = shared(name, way)
+    tokens, padding = batch()
+    for mask in (None, padding):
+        module.train()
+        expected = module(tokens, mask)
+        keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else ~mask
+        keep = keep[:, : expected.shape[1]]  # a fast path fills padded positions with zeros
+        module.eval()
+        outputs = [module(tokens, mask)]
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                outputs += [module(tokens, mask), module(tokens, mask)]
+        for output in outputs:
+            torch.testing.assert_close(output[keep], expected[keep], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_state_dict_holds_what_is_stored_and_no_more(name: str, way: str) -> None:
+    module, sharing = shared(name, way)
+    state = module.state_dict()
+    slots = {path for group in sharing.plan.groups for path in group.slots}
+    assert not slots & state.keys()
+    distinct = {t.data_ptr(): t for t in state.values()}
+    assert sum(t.numel() for t in distinct.values()) == sharing.stored_parameters
+    for tensor in state.values():  # no partial view, which safetensors refuses
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    other = build(name, seed=7)
+    options = dict(WAYS[way])
+    if not options.get("virtual", True):
+        options["select"] = _few(other)
+    share_from_embedding(other, other.embedding, **options)
+    tokens, padding = batch()
+    assert not torch.equal(other(tokens, padding), module(tokens, padding))
+    other.load_state_dict(state, strict=True)
+    assert torch.equal(other(tokens, padding), module(tokens, padding))
+
+
+def _pickled(module: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(module))
+
+
+def _torch_saved(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, _pickled, _torch_saved])
+@pytest.mark.parametrize("after_forward", [False, True])
+@pytest.mark.parametrize(("name", "way"), CASES[::3])
+def test_copies_are_tied_to_their_own_table(name, way, copied, after_forward) -> None:
+    module, _ = shared(name, way)
+    tokens, padding = batch()
+    if after_forward:
+        module(tokens, padding).sum().backward()
+        with torch.no_grad():
+            module.eval()(tokens, padding)
+            module.train()
+    twin = copied(module)
+    before = module(tokens, padding)
+    assert torch.equal(twin(tokens, padding), before)
+    assert type(twin).__name__ == type(module).__name__
+    with torch.no_grad():
+        twin.embedding.weight.mul_(1.5)
+    assert not torch.equal(twin(tokens, padding), before)
+    assert torch.equal(module(tokens, padding), before)
+    names = [n for n, _ in module.named_parameters()]
+    assert [n for n, _ in twin.named_parameters()] == names
+    materialize(twin)  # undoing the copy leaves the original alone
+    assert torch.equal(module(tokens, padding), before)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_averaged_model(name: str) -> None:
+    module, _ = shared(name)
+    tokens, padding = batch()
+    average = torch.optim.swa_utils.AveragedModel(module)
+    average.update_parameters(module)
+    assert torch.equal(average(tokens, padding), module(tokens, padding))
+    assert average.module.paramshare.embedding is average.module.embedding
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_dtype_and_device_moves(name: str) -> None:
+    module, _ = shared(name)
+    tokens, padding = batch()
+    expected = module(tokens, padding)
+    with torch.no_grad():
+        module.eval()(tokens, padding)  # something is kept from here
+        module.float()
+        single = module(tokens, padding)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, rtol=1e-3, atol=1e-4)
+    assert torch.equal(module.to("cpu")(tokens, padding), module(tokens, padding))
+    assert module.double()(tokens, padding).dtype == torch.float64
+    meta = copy.deepcopy(module).to("meta").train()
+    assert meta(tokens.to("meta"), padding.to("meta")).is_meta
+
+
+@pytest.mark.parametrize("name", ["Encoder", "Narrow"])
+def test_autocast(name: str) -> None:
+    module = build(name, dtype=torch.float32)
+    share_from_embedding(module, module.embedding)
+    plain = materialize(copy.deepcopy(module))
+    tokens, padding = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        output, expected = module(tokens, padding), plain(tokens, padding)
+        output.float().square().sum().backward()
+    assert output.dtype == expected.dtype
+    scale = expected.float().std()
+    assert (output.float() - expected.float()).abs().max() < 0.1 * scale
+    assert module.paramshare.projection.grad.abs().sum() > 0
+    # An island of full precision inside sees weights of full precision.
+    layer = module.encoder.layers[0].linear1 if name == "Encoder" else module.blocks[0].up
+    seen = []
+    hook = layer.register_forward_pre_hook(
+        lambda m, a: seen.append(_outside_autocast(lambda: m.weight.dtype))
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        module(tokens, padding)
+    hook.remove()
+    assert set(seen) == {torch.float32}
+
+
+def _outside_autocast(read):
+    with torch.autocast("cpu", enabled=False):
+        return read()
+
+
+def test_gradient_accumulation_and_interleaved_passes() -> None:
+    module, _ = shared("Encoder")
+    first, second = batch(0)[0], batch(1)[0]
+    for tokens in (first, second):
+        module(tokens).square().sum().backward()
+    accumulated = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    losses = [module(tokens).square().sum() for tokens in (first, second)]
+    for loss in losses:  # forward, forward, backward, backward
+        loss.backward()
+    for parameter, gradient in zip(module.parameters(), accumulated, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_optimizer_steps_change_the_weights_at_once() -> None:
+    module, _ = shared("Encoder")
+    tokens, _ = batch()
+    optimizer = torch.optim.Adam(module.parameters(), 1e-2)
+    module.eval()
+    with torch.no_grad():
+        before = module(tokens), module.encoder.layers[0].linear1.weight.clone()
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(tokens).mT, tokens)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    with torch.no_grad():
+        after = module(tokens), module.encoder.layers[0].linear1.weight
+    assert losses[-1] < 0.9 * losses[0]
+    assert not torch.allclose(before[0], after[0])
+    assert not torch.allclose(before[1], after[1])
+
+
+def test_a_step_between_forward_and_backward_is_an_error() -> None:
+    module, _ = shared("Encoder")
+    tokens, _ = batch()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    module(tokens).sum().backward()
+    loss = module(tokens).square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="in place|inplace"):
+        loss.backward()
+
+
+class Checkpointed(Narrow):
+    """Narrow whose blocks are recomputed in backward."""
+
+    reentrant = False
+
+    def forward(self, tokens, padding=None):
+        x = self.lift(self.embedding(tokens))
+        for block in self.blocks:
+            x = checkpoint(block, x, padding, use_reentrant=self.reentrant)
+        return self.output(x)
+
+
+class CheckpointedEncoder(Encoder):
+    reentrant = False
+
+    def forward(self, tokens, padding=None):
+        x = self.embedding(tokens)
+        for layer in self.encoder.layers:
+            x = checkpoint(layer, x, None, padding, use_reentrant=self.reentrant)
+        return self.output(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("execution", ["materialized", "auto"])
+@pytest.mark.parametrize("cls", [Checkpointed, CheckpointedEncoder])
+def test_gradient_checkpointing(cls, reentrant: bool, execution: str) -> None:
+    gradients = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        module = cls().double()
+        if not recompute:
+            module.__class__ = cls.__mro__[1]
+        share_from_embedding(
+            module, module.embedding, execution=execution, table_gradient=0.5, depth="all"
+        )
+        module.reentrant = reentrant
+        for _ in range(2):  # accumulation over two passes as well
+            module(*batch()).square().sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)
+
+
+@pytest.mark.parametrize(("name", "way"), [*CASES[::4], ("Narrow", "veps-aligned-bias")])
+def test_compiles_to_one_graph(name: str, way: str) -> None:
+    torch._dynamo.reset()
+    module, _ = shared(name, way)
+    tokens, padding = batch()
+    expected = module(tokens, padding)
+    expected.square().sum().backward()
+    gradients = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    output = compiled(tokens, padding)
+    output.square().sum().backward()
+    torch.testing.assert_close(output, expected)
+    for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    with torch.no_grad():
+        module.embedding.weight.mul_(1.1)
+    torch.testing.assert_close(compiled(tokens, padding), module(tokens, padding))
+    assert len(graphs) == 1
+
+
+def test_compiles_with_aot_autograd() -> None:
+    torch._dynamo.reset()
+    for name in ("Encoder", "Narrow"):
+        module, _ = shared(name, "veps-aligned-bias")
+        tokens, padding = batch()
+        module(tokens, padding).square().sum().backward()
+        gradients = [p.grad for p in module.parameters()]
+        module.zero_grad()
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        compiled(tokens, padding).square().sum().backward()
+        for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_layers_compiled_by_themselves_use_what_the_root_holds() -> None:
+    torch._dynamo.reset()
+    module, _ = shared("Narrow", execution="materialized")
+    tokens, padding = batch()
+    expected = module(tokens, padding)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([n.target for n in graph.graph.nodes if n.op == "call_function"])
+        return graph.forward
+
+    for block in module.blocks:
+        block.compile(fullgraph=True, backend=backend)
+    torch.testing.assert_close(module(tokens, padding), expected)
+    assert graphs
+    assert not any(target is torch.bmm for graph in graphs for target in graph)
+
+
+@pytest.mark.parametrize("name", ["Encoder", "Seq2Seq", "Narrow", "Recurring"])
+def test_exports_whole(name: str) -> None:
+    module, _ = shared(name)
+    module.eval()
+    tokens, padding = batch()
+    program = torch.export.export(module, (tokens, padding))
+    exported = program.module()
+    torch.testing.assert_close(exported(tokens, padding), module(tokens, padding))
+    assert set(program.state_dict) == set(module.state_dict())
+    assert not program.constants or all(t.numel() < 100 for t in program.constants.values())
+
+
+def test_export_of_a_part_is_refused() -> None:
+    module, _ = shared("Encoder")
+    with pytest.raises(Exception, match="export the module that share_from_embedding"):
+        torch.export.export(module.encoder.layers[0], (torch.randn(2, 5, 16).double(),))
+
+
+@pytest.mark.parametrize("way", ["veps-aligned-bias", "veps-column", "veps-token", "eps-aligned"])
+@pytest.mark.parametrize("execution", ["materialized", "factored"])
+def test_gradcheck(way: str, execution: str) -> None:
+    torch.manual_seed(0)
+
+    class Tiny(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.layers = nn.ModuleList(nn.Linear(3, 5) for _ in range(2))
+
+        def forward(self, x):
+            return sum(layer(x) for layer in self.layers)
+
+    if execution == "factored" and way != "veps-aligned-bias":
+        execution = "auto"
+    module = Tiny().double()
+    options = {**WAYS[way], "table_gradient": 1.0, "virtual_dim": None, "execution": execution}
+    share_from_embedding(module, module.embedding, **options)
+    names = [name for name, _ in module.named_parameters()]
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def function(x, *values):
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *module.parameters()))
+
+
+def test_two_threads_with_a_replica_each() -> None:
+    module, _ = shared("Encoder")
+    tokens, _ = batch()
+    module(tokens).square().sum().backward()
+    expected = [p.grad.clone() for p in module.parameters()]
+    replicas = [copy.deepcopy(module), copy.deepcopy(module)]
+    errors = []
+
+    def work(replica: nn.Module) -> None:
+        try:
+            for _ in range(100):
+                replica.zero_grad()
+                replica(tokens).square().sum().backward()
+                for parameter, gradient in zip(replica.parameters(), expected, strict=True):
+                    torch.testing.assert_close(parameter.grad, gradient)
+        except Exception as error:  # raised in the main thread below
+            errors.append(error)
+
+    _in_threads(work, replicas)
+    assert errors == []
+
+
+def test_two_threads_in_one_module() -> None:
+    module, _ = shared("Encoder")
+    inputs = [batch(0)[0], batch(1)[0]]
+    expected = [module(tokens) for tokens in inputs]
+    errors = []
+
+    def work(index: int) -> None:
+        try:
+            for _ in range(50):
+                output = module(inputs[index])
+                torch.testing.assert_close(output, expected[index])
+                torch.autograd.grad(output.sum(), list(module.parameters()), allow_unused=True)
+        except Exception as error:  # raised in the main thread below
+            errors.append(error)
+
+    _in_threads(work, [0, 1])
+    assert errors == []
+
+
+def _in_threads(work, arguments) -> None:
+    threads = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_parts_can_be_called_without_their_root(name: str) -> None:
+    """fairseq decodes by calling the decoder; the weight must be right on its own."""
+    module, sharing = shared(name)
+    tokens, padding = batch()
+    module(tokens, padding)
+    slot = sharing.plan.groups[0].slots[0]
+    owner_path, _, weight_name = slot.rpartition(".")
+    expected = reference.weights(
+        sharing.plan, module.embedding.weight, sharing.pool.projection, None, None
+    )[slot]
+    read = getattr(module.get_submodule(owner_path), weight_name)
+    torch.testing.assert_close(read, expected)
+    read.sum().backward()
+    assert sharing.pool.projection.grad.abs().sum() > 0
+
+
+def test_nothing_is_alive_after_a_training_step() -> None:
+    module, sharing = shared("Encoder")
+    tokens, _ = batch()
+    seen = []
+    hook = module.encoder.layers[0].linear1.register_forward_hook(
+        lambda layer, args, output: seen.append(weakref.ref(layer.weight))
+    )
+    module(tokens).sum().backward()
+    hook.remove()
+    gc.collect()
+    assert [ref() for ref in seen] == [None]
+    assert sharing.pool._held.frame is None
+    assert sharing.pool._kept is None
+
+
+def test_an_error_in_forward_leaves_nothing_held() -> None:
+    module, sharing = shared("Encoder")
+    with pytest.raises(IndexError):
+        module(torch.full((1, 3), TOKENS + 5))
+    assert sharing.pool._held.frame is None
+    tokens, _ = batch()
+    with torch.no_grad():
+        module.embedding.weight.mul_(2)
+    plain = materialize(copy.deepcopy(module))
+    torch.testing.assert_close(module(tokens), plain(tokens))
+
+
+def test_a_model_is_freed_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        module, sharing = shared("Encoder")
+        module(batch()[0]).sum().backward()
+        gone = weakref.ref(module)
+        del module, sharing
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_modules_look_as_before() -> None:
+    plain = build("Encoder")
+    module, _ = shared("Encoder")
+    assert repr(module.encoder) == repr(plain.encoder)
+    for a, b in zip(module.encoder.modules(), plain.encoder.modules(), strict=True):
+        assert isinstance(a, type(b))
+        assert type(a).__name__ == type(b).__name__
+        assert type(a).__module__ == type(b).__module__
+        assert inspect.signature(a.forward) == inspect.signature(b.forward)
+    assert inspect.signature(module.forward) == inspect.signature(plain.forward)
