@@ -55,39 +55,28 @@ def check_blocks(blocks: int | None, layout: str, largest: int) -> None:
 
 
 def read(part: Tensor, rows: int, cols: int, layout: str, blocks: int) -> Tensor:
-    """The `(rows, cols)` matrix that stands in `part`, the `(tokens, columns)` of its columns.
+    """The `(rows, cols)` matrix that stands in `part`, its columns as `(columns, tokens)`.
 
-    For the aligned layout `part` may also come as `(blocks, cols, columns)`. A view wherever the
-    memory behind `part` allows it: see `virtual_columns`.
+    Column layout: a view where `part` is contiguous. The others copy rows * cols numbers.
     """
     if layout == "aligned":
-        if part.dim() == 2:
-            part = part[: blocks * cols].unflatten(0, (blocks, cols))
-        return rearrange(part[:blocks], "q i g -> (q g) i")[:rows]
+        return rearrange(part[:, : blocks * cols], "g (q i) -> (q g) i", q=blocks)[:rows]
     if layout == "column":
-        return part.t().reshape(-1)[: rows * cols].view(rows, cols)
-    return part.reshape(-1)[: rows * cols].view(cols, rows).t()
+        return part.reshape(-1)[: rows * cols].view(rows, cols)
+    return rearrange(part, "g e -> (e g)")[: rows * cols].view(cols, rows).t()
 
 
-def virtual_columns(
-    table: Tensor, projection: Tensor, bias: Tensor | None, layout: str, cols: int, blocks: int
-) -> Tensor:
-    """Columns of the virtual table, `table @ projection + bias`, in the memory order in which
-    `read` finds its matrix without a copy.
+def virtual_columns(table: Tensor, projection: Tensor, bias: Tensor | None) -> Tensor:
+    """Columns of the virtual table, one a row: `(table @ projection + bias)` transposed.
 
     table `(tokens, features)`, projection `(features, columns)`, bias `(columns,)`; returns
-    `(tokens, columns)`, or `(blocks, cols, columns)` for the aligned layout, which needs the
-    first `blocks * cols` tokens only.
+    `(columns, tokens)`. One product for all columns: reading the aligned layout from it copies
+    the weights once, which costs less than the blockwise products whose views they could be, for
+    those pad the table's gradient in backward once a product.
     """
-    if layout == "token":
-        return torch.addmm(bias, table, projection) if bias is not None else table @ projection
-    if layout == "column":
-        transposed = projection.t() @ table.t()
-        return (transposed if bias is None else transposed + bias.unsqueeze(1)).t()
-    by_block = table_blocks(table, cols, blocks).transpose(1, 2)  # (blocks, features, cols)
-    weights = projection.t().expand(blocks, -1, -1)  # (blocks, columns, features)
-    product = torch.bmm(weights, by_block)  # (blocks, columns, cols)
-    return (product if bias is None else product + bias.view(-1, 1)).transpose(1, 2)
+    if bias is None:
+        return projection.t() @ table.t()
+    return torch.addmm(bias.unsqueeze(1), projection.t(), table.t())
 
 
 def table_blocks(table: Tensor, cols: int, blocks: int) -> Tensor:

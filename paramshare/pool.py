@@ -108,7 +108,7 @@ class Pool(nn.Module):
     def enter(self, training: bool, all_groups: bool) -> Frame | None:
         """Starts to hold what is read, unless an outer forward does already.
 
-        all_groups: generates the materialized groups now, in one product a layout. Returns what
+        all_groups: generates the materialized groups now, in one product. Returns what
         `leave` wants back.
         """
         outer = self._held.frame
@@ -186,7 +186,7 @@ class Pool(nn.Module):
     # ------------------------------------------------------------------ how it is derived
 
     def _generate(self, indices: list[int], frame: Frame) -> list[Tensor]:
-        """The weights of the groups, in one product for all that share one."""
+        """The weights of the groups, from one product."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self._derive(indices, frame)
         # Gradient checkpointing counts the tensors that a region saves, and a recomputation may
@@ -196,41 +196,24 @@ class Pool(nn.Module):
             return self._derive(indices, frame)
 
     def _derive(self, indices: list[int], frame: Frame) -> list[Tensor]:
-        parts = self._parts(frame)
-        columns: dict[int, Tensor] = {}
+        groups = [self.plan.groups[index] for index in indices]
+        parts = [self._parts(frame)[index] for index in indices]
         if self.projection is None:
-            columns = {index: parts[index][0] for index in indices}
+            columns = [part.t() for part, _ in parts]
         else:
-            for members in self._products(indices):
-                columns.update(self._product(members, frame))
-        weights = []
-        for index in indices:
-            group = self.plan.groups[index]
-            weight = read(columns[index], group.rows, group.cols, group.layout, group.blocks)
-            weights.append(weight if self.scale is None else weight * self.scale[index])
+            projection = torch.cat([part for part, _ in parts], dim=1)
+            bias = torch.cat([bias for _, bias in parts]) if self.bias is not None else None
+            virtual = virtual_columns(self._table(frame), projection, bias)
+            # One split: N slices would allocate N gradients of the whole in backward.
+            columns = list(virtual.split([group.columns for group in groups]))
+        weights = [
+            read(part, group.rows, group.cols, group.layout, group.blocks)
+            for part, group in zip(columns, groups, strict=True)
+        ]
+        if self.scale is not None:
+            scales = self.scale[indices].unbind()
+            weights = [w * scale for w, scale in zip(weights, scales, strict=True)]
         return weights
-
-    def _products(self, indices: list[int]) -> list[list[int]]:
-        """Groups whose columns come from one product: equal layout and, aligned, equal cols."""
-        products: dict[tuple[str, int], list[int]] = {}
-        for index in indices:
-            group = self.plan.groups[index]
-            cols = group.cols if group.layout == "aligned" else 0
-            products.setdefault((group.layout, cols), []).append(index)
-        return list(products.values())
-
-    def _product(self, members: list[int], frame: Frame) -> dict[int, Tensor]:
-        groups = [self.plan.groups[index] for index in members]
-        parts = self._parts(frame)
-        blocks = max(group.blocks for group in groups)
-        projection = torch.cat([parts[index][0] for index in members], dim=1)
-        biases = [bias for bias in (parts[index][1] for index in members) if bias is not None]
-        bias = torch.cat(biases) if biases else None
-        table = self._table(frame)
-        virtual = virtual_columns(table, projection, bias, groups[0].layout, groups[0].cols, blocks)
-        # One split: N slices would allocate N gradients of the whole in backward.
-        split = virtual.split([group.columns for group in groups], dim=-1)
-        return dict(zip(members, split, strict=True))
 
     def _parts(self, frame: Frame) -> list[tuple[Tensor, Tensor | None]]:
         """Each group's columns of the projection and its bias; for EPS, of the table."""

@@ -132,7 +132,7 @@ def test_another_plan_is_an_error_that_names_the_difference(tmp_path) -> None:
         share_from_embedding(other, other.embedding, **options)
         before = snapshot(other)
         with pytest.raises(
-            ShareError, match=f"m.safetensors: the file's plan is not the .*: {message}"
+            ShareError, match=f"m.safetensors: the file's plan is not the module's: .*{message}"
         ):
             load_model(other, path)
         assert snapshot(other) == before
