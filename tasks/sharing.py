@@ -9,11 +9,12 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import nn
 
-from paramshare import ShareError, Sharing, SharingPlan, share_from_embedding
+from paramshare import ShareError, SharingPlan, share_from_embedding
 from paramshare.layout import LAYOUTS
 from paramshare.plan import EXECUTIONS, INITS
 from paramshare.pool import Pool
 from paramshare.report import count_parameters
+from paramshare.sharing import apply_plan
 
 logger = logging.getLogger(__name__)
 
@@ -56,27 +57,24 @@ class ShareConfig(FairseqDataclass):
     )
 
 
-def share_model(model: nn.Module, cfg: ShareConfig) -> list[Sharing]:
+Plans = dict[str, dict[str, Any]]  # path of what was shared -> its plan, as plain data
+
+
+def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
     """Shares an encoder-decoder model as the options say, and logs what that did.
 
     The encoder reads the encoder's table and the decoder the decoder's; where these are one,
     one call allocates for both. Raises ShareError with fairseq's names of the options.
     """
     if cfg.share == "none":
-        return []
-    encoder, decoder = _part(model, "encoder"), _part(model, "decoder")
-    one_table = encoder.embed_tokens is decoder.embed_tokens
-    roots = (
-        [("model", model, encoder.embed_tokens)]
-        if one_table
-        else [
-            ("encoder", encoder, encoder.embed_tokens),
-            ("decoder", decoder, decoder.embed_tokens),
-        ]
-    )
+        return {}
+    tables = {name: _table(model, name) for name in ("encoder", "decoder")}
+    if tables["encoder"] is tables["decoder"]:
+        tables = {"": tables["encoder"]}
     dense = count_parameters(model)
-    sharings = []
-    for name, root, table in roots:
+    plans = {}
+    for path, table in tables.items():
+        root = model.get_submodule(path)
         try:
             sharing = share_from_embedding(
                 root,
@@ -92,32 +90,43 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> list[Sharing]:
             )
         except ShareError as error:
             raise ShareError(
-                f"--share {cfg.share} of the {name} ({type(root).__name__}): {error} "
+                f"--share {cfg.share} of {path or 'the model'} ({type(root).__name__}): {error} "
                 "(options: --share, --share-depth, --share-layout, --share-blocks, "
                 "--share-virtual-dim; --share none trains the plain model)"
             ) from None
-        sharing.pool.register_state_dict_post_hook(_write_plan)
-        sharing.pool.register_load_state_dict_pre_hook(_check_plan)
-        logger.info(f"shared weights of the {name}:\n{sharing}")
-        sharings.append(sharing)
+        _keep_plan_in_checkpoints(sharing.pool)
+        plans[path] = sharing.plan.to_dict()
+        logger.info(f"shared weights of {path or 'the model'}:\n{sharing}")
     stored = count_parameters(model)
     logger.info(f"parameters: stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}")
-    return sharings
+    return plans
 
 
-def _part(model: nn.Module, name: str) -> nn.Module:
-    part = getattr(model, name, None)
-    if getattr(part, "embed_tokens", None) is None:
+def share_again(model: nn.Module, plans: Plans) -> None:
+    """Shares a model as it was when `share_model` returned these plans."""
+    for path, plan in plans.items():
+        pool = apply_plan(model.get_submodule(path), SharingPlan.from_dict(plan))
+        _keep_plan_in_checkpoints(pool)
+
+
+def _table(model: nn.Module, name: str) -> nn.Module:
+    table = getattr(getattr(model, name, None), "embed_tokens", None)
+    if table is None:
         raise ShareError(
             f"{type(model).__name__} has no {name} with a token table (embed_tokens) to read "
             "from; use another --arch, or --share none"
         )
-    return part
+    return table
 
 
 # A checkpoint restored under other --share options would fit in shape and be noise. fairseq hands
 # a model nothing but its state when training goes on, so the plan travels there: as the bytes of
 # its JSON, in int64, which the averaging of checkpoints leaves as they are.
+
+
+def _keep_plan_in_checkpoints(pool: Pool) -> None:
+    pool.register_state_dict_post_hook(_write_plan)
+    pool.register_load_state_dict_pre_hook(_check_plan)
 
 
 def _write_plan(pool: Pool, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:

@@ -1,27 +1,23 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 import paramshare
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "paramshare.cli", *arguments], capture_output=True, text=True
-    )
-
-
 def test_version() -> None:
-    assert run("--version").stdout == f"paramshare {paramshare.__version__}\n"
+    assert (
+        python("-m", "paramshare.cli", "--version").stdout
+        == f"paramshare {paramshare.__version__}\n"
+    )
 
 
 def test_user_dir_is_alone_in_its_parent() -> None:
     """fairseq puts the parent first on sys.path: anything beside it would become importable."""
-    result = run("user-dir")
+    result = python("-m", "paramshare.cli", "user-dir")
     assert result.returncode == 0
     folder = Path(result.stdout.removesuffix("\n"))
     assert (folder / "__init__.py").exists()
@@ -30,7 +26,7 @@ def test_user_dir_is_alone_in_its_parent() -> None:
 
 
 def test_no_command() -> None:
-    result = run()
+    result = python("-m", "paramshare.cli")
     assert result.returncode == 2
     assert "user-dir" in result.stderr
 
@@ -41,13 +37,13 @@ def test_the_core_imports_neither_fairseq_nor_the_extras() -> None:
         "print([m for m in ('fairseq', 'transformers', 'matplotlib', 'sacrebleu') "
         "if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert result.stdout == "[]\n", result.stderr
 
 
 def test_tasks_without_fairseq_say_what_to_install() -> None:
     code = "import sys; sys.modules['fairseq'] = None; import paramshare.tasks"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert result.returncode == 1
     assert "pip install 'paramshare[fairseq]'" in result.stderr
 

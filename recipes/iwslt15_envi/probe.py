@@ -37,9 +37,8 @@ GRID = {
     "base": [
         ("veps", 0.1, 3e-3),
         ("veps", 1.0, 3e-3),
-        ("veps", 0.03, 3e-3),
-        ("veps", 0.1, 6e-3),
         ("baseline", None, 3e-3),
+        ("veps", 0.1, 6e-3),
     ],
 }
 

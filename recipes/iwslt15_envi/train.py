@@ -18,6 +18,7 @@ from paramshare.cli import user_dir
 # Encoder and decoder layers, width, feed-forward width, heads. "paper" is the size at which
 # IWSLT15 results are usually reported (fairseq's transformer_iwslt_de_en) and wants a GPU.
 SIZES = {
+    "demo": (3, 128, 512, 4),
     "small": (2, 128, 256, 4),
     "base": (3, 256, 512, 4),
     "paper": (6, 512, 1024, 4),

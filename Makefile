@@ -1,0 +1,31 @@
+# make demo: everything from nothing to two trained translation models and their comparison.
+# make test: everything from nothing to the test suite.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_MINUTES ?= 5
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: test lint demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: $(INSTALLED)
+	$(BIN)/python recipes/iwslt15_envi/demo.py --minutes $(DEMO_MINUTES)
+
+# fairseq is compiled here. Without build isolation it uses the torch that is installed already
+# instead of fetching another one; so torch and what the compilation needs come first.
+$(INSTALLED): setup.py pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install torch cython numpy
+	$(BIN)/python -m pip install --no-build-isolation 'fairseq-fixed>=0.12.3.1'
+	$(BIN)/python -m pip install --editable '.[all]'
+	touch $@

@@ -1,0 +1,35 @@
+"""A made-up language pair, prepared by fairseq-preprocess: every word has one translation, and
+the order of the words is reversed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from commands import fairseq
+
+WORDS = 40
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `joined` and `separate`, fairseq's data with one and with two dictionaries."""
+    pytest.importorskip("fairseq")
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    for split, count in (("train", 300), ("valid", 40), ("test", 20)):
+        sentences = [
+            [draw.randrange(WORDS) for _ in range(draw.randint(3, 9))] for _ in range(count)
+        ]
+        for language, step in (("en", 1), ("vi", -1)):
+            lines = [" ".join(f"{language}{w}" for w in s[::step]) for s in sentences]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    for name, extra in (("joined", ["--joined-dictionary"]), ("separate", [])):
+        done = fairseq(
+            *("preprocess", "--source-lang", "en", "--target-lang", "vi", *extra),
+            *("--trainpref", folder / "train", "--validpref", folder / "valid"),
+            *("--testpref", folder / "test", "--destdir", folder / name),
+        )
+        assert done.returncode == 0, done.stderr
+    return folder

@@ -1,0 +1,302 @@
+"""The translation plugin, in process and through fairseq's own command lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+from commands import fairseq, python
+
+pytest.importorskip("fairseq")
+
+from argparse import Namespace
+
+from fairseq import options, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import _catalog_shared_params
+
+import paramshare.tasks  # noqa: F401
+from paramshare import ShareError, materialize
+from paramshare.cli import user_dir
+from paramshare.sharing import named_pools
+
+SIZES = [
+    f"--{side}-{what}={value}"
+    for side in ("encoder", "decoder")
+    for what, value in (
+        ("layers", 2),
+        ("embed-dim", 32),
+        ("ffn-embed-dim", 48),
+        ("attention-heads", 2),
+    )
+]
+MODEL = ["--arch", "transformer_iwslt_de_en", *SIZES, "--dropout", "0"]
+TASK = ["--task", "shared_translation", "--source-lang", "en", "--target-lang", "vi"]
+
+
+def build(data: Path, *more: str, model: list[str] = MODEL):
+    """(task, model) as fairseq-train would build them."""
+    torch.manual_seed(0)
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, [str(data), *TASK, *model, "--cpu", *more])
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    return task, task.build_model(cfg.model)
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    source = torch.tensor([[5, 6, 7, 8, 2], [1, 1, 9, 10, 2]])
+    return {
+        "src_tokens": source,
+        "src_lengths": torch.tensor([5, 3]),
+        "prev_output_tokens": torch.tensor([[2, 5, 6, 7], [2, 9, 1, 1]]),
+    }
+
+
+# ---------------------------------------------------------------------- in process
+
+
+def test_one_table_one_allocation(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    _, model = build(corpus / "joined", "--share-all-embeddings")
+    ((path, pool),) = named_pools(model)
+    assert path == "paramshare"
+    assert len(pool.plan.groups) == 16
+    assert pool.plan.table_gradient == 0.1
+    _, plain = build(corpus / "joined", "--share-all-embeddings", "--share", "none")
+    assert list(named_pools(plain)) == []
+    stored, dense = (sum(p.numel() for p in m.parameters()) for m in (model, plain))
+    assert f"stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}" in caplog.text
+    assert "encoder.layers.*.self_attn.q_proj.weight" in caplog.text
+
+
+def test_two_tables_two_projections(corpus: Path) -> None:
+    _, model = build(corpus / "separate")
+    pools = dict(named_pools(model))
+    assert list(pools) == ["encoder.paramshare", "decoder.paramshare"]
+    assert pools["encoder.paramshare"].embedding is model.encoder.embed_tokens
+    assert pools["decoder.paramshare"].embedding is model.decoder.embed_tokens
+
+
+def test_eps_runs_where_it_fits_and_names_the_options_where_not(corpus: Path) -> None:
+    message = r"--share eps of encoder .*needs \d+ columns, the table has 32.*--share none trains"
+    with pytest.raises(ShareError, match=message):
+        build(corpus / "separate", "--share", "eps")
+    narrow = [arg.replace("ffn-embed-dim=48", "ffn-embed-dim=4") for arg in SIZES]
+    data = corpus / "joined"
+    model = ["--arch", "transformer_iwslt_de_en", *narrow]
+    with pytest.raises(ShareError, match=r"--share eps of the model .*: \d+ are missing"):
+        build(data, "--share", "eps", "--share-all-embeddings", model=model)
+
+
+def test_options_reach_the_call(corpus: Path) -> None:
+    _, model = build(
+        *(corpus / "joined", "--share-all-embeddings", "--share-depth", "none"),
+        *("--share-layout", "column", "--share-virtual-dim", "3000", "--share-init", "paper"),
+        *("--share-table-gradient", "0.5", "--share-execution", "materialized"),
+    )
+    plan = model.paramshare.plan
+    assert len(plan.groups) == 32
+    assert {group.layout for group in plan.groups} == {"column"}
+    assert (plan.columns, plan.init, plan.table_gradient) == (3000, "paper", 0.5)
+    _, model = build(corpus / "joined", "--share-all-embeddings", "--share-blocks", "1")
+    assert {group.blocks for group in model.paramshare.plan.groups} == {1}
+
+
+def test_attention_is_materialized_since_it_reads_its_projections(corpus: Path) -> None:
+    _, model = build(corpus / "joined", "--share-all-embeddings", "--share-execution", "factored")
+    executions = {g.name.split(".")[-2]: g.execution for g in model.paramshare.plan.groups}
+    assert executions == {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), "materialized"),
+        **dict.fromkeys(("fc1", "fc2"), "factored"),
+    }
+
+
+@pytest.mark.parametrize("execution", ["auto", "factored"])
+@pytest.mark.parametrize("data", ["joined", "separate"])
+def test_training_and_step_by_step_decoding_equal_the_materialized_model(
+    corpus: Path, data: str, execution: str
+) -> None:
+    more = ["--share-all-embeddings"] if data == "joined" else []
+    task, model = build(corpus / data, "--share-execution", execution, *more)
+    model.double()
+    batch = inputs()
+    expected = model.train()(**batch)[0]
+    _, plain = build(corpus / data, "--share-execution", execution, *more)
+    plain.double().load_state_dict(model.state_dict())
+    materialize(plain)
+    torch.testing.assert_close(plain(**batch)[0], expected)
+    for m in (model, plain):
+        m.eval()
+    torch.testing.assert_close(model(**batch)[0], expected)
+
+    sample = {"net_input": batch, "id": torch.arange(2)}
+    generator = task.build_generator([model], Namespace(beam=3, max_len_b=6))
+    found = generator.generate([model], sample)
+    generator = task.build_generator([plain], Namespace(beam=3, max_len_b=6))
+    wanted = generator.generate([plain], sample)
+    for a, b in zip(found, wanted, strict=True):
+        assert [h["tokens"].tolist() for h in a] == [h["tokens"].tolist() for h in b]
+
+
+def test_decoding_generates_weights_once(corpus: Path) -> None:
+    task, model = build(corpus / "joined", "--share-all-embeddings")
+    model.eval()
+    pool = model.paramshare
+    count, original = [], pool._generate
+
+    def counting(indices, frame):
+        count.extend(indices)
+        return original(indices, frame)
+
+    pool._generate = counting
+    sample = {"net_input": inputs(), "id": torch.arange(2)}
+    generator = task.build_generator([model], Namespace(beam=3, max_len_b=12, min_len=10))
+    for _ in range(2):
+        with torch.no_grad():
+            generator.generate([model], sample)
+    assert sorted(count) == list(range(16))
+
+
+def test_trainer_finds_only_real_ties(corpus: Path) -> None:
+    _, model = build(corpus / "joined", "--share-all-embeddings")
+    shared = [names for names in _catalog_shared_params(model) if len(names) > 1]
+    _, plain = build(corpus / "joined", "--share-all-embeddings", "--share", "none")
+    assert shared == [names for names in _catalog_shared_params(plain) if len(names) > 1]
+
+
+def test_one_table_needs_one_dictionary(corpus: Path) -> None:
+    with pytest.raises(
+        ShareError, match=r"48 and 48 different types.*--joined-dictionary \(a flag"
+    ):
+        build(corpus / "separate", "--share-all-embeddings")
+
+
+def test_an_architecture_without_such_weights(corpus: Path) -> None:
+    with pytest.raises(
+        ShareError, match=r"--share veps of encoder \(LSTMEncoder\): .*--share none"
+    ):
+        build(corpus / "separate", model=["--arch", "lstm"])
+
+
+def test_a_checkpoint_of_other_options_is_refused(corpus: Path) -> None:
+    one = ["--share-all-embeddings"]
+    _, model = build(corpus / "joined", *one)
+    state = model.state_dict()
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    _, same = build(corpus / "joined", *one, "--share-execution", "materialized")
+    same.load_state_dict(state)
+    assert torch.equal(same(**inputs())[0], model(**inputs())[0])
+    _, other = build(corpus / "joined", *one, "--share-blocks", "1")
+    with pytest.raises(RuntimeError, match="made with other --share options: its plan differs in"):
+        other.load_state_dict(state)
+    _, plain = build(corpus / "joined", *one, "--share", "none")
+    with pytest.raises(RuntimeError, match="this is no checkpoint of a shared model"):
+        model.load_state_dict(plain.state_dict())
+
+
+def test_importing_twice_is_harmless() -> None:
+    """By path, as --user-dir does, and as a package, in one process."""
+    for _ in range(2):
+        utils.import_user_module(Namespace(user_dir=str(user_dir())))
+    code = (
+        "from argparse import Namespace; from fairseq import utils, tasks\n"
+        f"utils.import_user_module(Namespace(user_dir={str(user_dir())!r}))\n"
+        "import paramshare.tasks.translation\n"
+        "print('shared_translation' in tasks.TASK_REGISTRY)"
+    )
+    done = python("-c", code)
+    assert done.stdout == "True\n", done.stderr
+
+
+# ---------------------------------------------------------------------- command lines
+
+TRAIN = [
+    *("--user-dir", user_dir(), *TASK, *MODEL, "--share-all-embeddings"),
+    *("--optimizer", "adam", "--lr", "0.01", "--lr-scheduler", "inverse_sqrt"),
+    *("--warmup-updates", "20", "--clip-norm", "1.0", "--criterion", "cross_entropy"),
+    *("--max-tokens", "400", "--num-workers", "2", "--cpu", "--log-format", "simple"),
+    *("--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-tokenized-bleu"),
+]
+
+
+def train(corpus: Path, out: Path, *more: object) -> CompletedProcess:
+    return fairseq("train", corpus / "joined", *TRAIN, "--save-dir", out, *more)
+
+
+def losses(log: str) -> dict[int, float]:
+    """Validation loss by update."""
+    found = re.findall(r"valid on 'valid' subset \| loss ([\d.]+) .*?num_updates (\d+)", log)
+    return {int(updates): float(loss) for loss, updates in found}
+
+
+def hypotheses(output: str) -> list[str]:
+    return [text for _, text in sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A model trained for four epochs without a break, and its log."""
+    out = tmp_path_factory.mktemp("trained")
+    done = train(corpus, out, "--max-epoch", 4)
+    assert done.returncode == 0, done.stderr
+    return out, done.stderr + done.stdout
+
+
+def test_training_learns_and_measures_bleu(trained: tuple[Path, str]) -> None:
+    _, log = trained
+    found = list(losses(log).values())
+    assert len(found) == 4
+    assert found[-1] < found[0] - 0.3
+    assert len(re.findall(r"\| bleu [\d.]+", log)) >= 4
+    assert "detected shared parameter" not in log
+    assert "shared weights of the model" in log
+
+
+def test_resuming_goes_on_as_if_nothing_had_happened(
+    corpus: Path, trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    first = train(corpus, tmp_path, "--max-epoch", 2)
+    assert first.returncode == 0, first.stderr
+    second = train(corpus, tmp_path, "--max-epoch", 4)
+    log = second.stderr + second.stdout
+    assert second.returncode == 0, log
+    assert "Loaded checkpoint" in log
+    whole, resumed = losses(trained[1]), losses(log)
+    assert len(resumed) == 2
+    for update, loss in resumed.items():
+        assert loss == pytest.approx(whole[update], abs=1e-3)  # as printed, in thousandths
+
+    refused = train(
+        *(corpus, tmp_path / "other", "--max-epoch", 4, "--share-layout", "column"),
+        *("--restore-file", tmp_path / "checkpoint_last.pt"),
+    )
+    assert refused.returncode != 0
+    assert "made with other --share options: its plan differs in" in refused.stderr
+
+
+def test_translating_a_trained_model(corpus: Path, trained: tuple[Path, str]) -> None:
+    """fairseq-generate and -interactive need no --share options, and agree with each other."""
+    out, _ = trained
+    common = [corpus / "joined", "--user-dir", user_dir(), *TASK, "--beam", "3"]
+    common += ["--path", out / "checkpoint_last.pt", "--cpu"]
+    generated = fairseq("generate", *common, "--max-tokens", "400", "--gen-subset", "test")
+    assert generated.returncode == 0, generated.stderr
+    found = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", generated.stdout, re.M))
+    assert len(found) == 20
+    text = (corpus / "test.en").read_text()
+    spoken = fairseq("interactive", *common, input=text)
+    assert spoken.returncode == 0, spoken.stderr
+    assert dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", spoken.stdout, re.M)) == found
+
+    plain = fairseq(
+        *("generate", *common, "--max-tokens", "400", "--gen-subset", "test"),
+        *("--share-layout", "column", "--share", "eps"),
+    )
+    assert dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", plain.stdout, re.M)) == found
+
+    state = torch.load(out / "checkpoint_last.pt", weights_only=True)
+    assert state["task_state"]["sharing_plans"][""]["version"] == 1
