@@ -10,6 +10,7 @@ projection, a fused kernel.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +108,9 @@ def _set(module: nn.Module, new: dict[str, Source], pools: tuple[Pool, ...]) -> 
         module.__class__ = base
 
 
-@functools.cache
-def _derived_class(
+def _make_class(
     base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool
 ) -> type[nn.Module]:
-    """One class a combination, not one a module: it holds no state, and compilers see one type."""
     body: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -126,7 +125,12 @@ def _derived_class(
         body["forward"] = _factored_forward
     elif root or base.forward is not nn.Linear.forward:
         body["forward"] = _holding_forward(base)
-    return type(base)(base.__name__, (base,), body)
+    metaclass: Any = type(base)
+    return metaclass(base.__name__, (base,), body)
+
+
+# One class a combination, not one a module: it holds no state, and compilers see one type.
+_derived_class: Callable[..., type[nn.Module]] = functools.cache(_make_class)
 
 
 def _weight_property(name: str) -> property:
@@ -144,7 +148,7 @@ def _register_parameter(self: nn.Module, name: str, param: Parameter | None) -> 
     """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
     if name in sources(self):
         raise _cannot_be_set(self, name)
-    super(type(self), self).register_parameter(name, param)
+    super(type(self), self).register_parameter(name, param)  # type: ignore[misc]
 
 
 def _cannot_be_set(module: nn.Module, name: str) -> ShareError:

@@ -72,11 +72,13 @@ class SharingPlan:
         """The first thing in which the weights that two plans give differ, None when nothing."""
         if len(self.groups) != len(other.groups):
             return f"{len(self.groups)} groups against {len(other.groups)}"
-        for mine, theirs in zip((self, *self.groups), (other, *other.groups), strict=True):
-            for f in fields(mine):
-                a, b = getattr(mine, f.name), getattr(theirs, f.name)
+        pairs: list[tuple[str, Any, Any]] = [("", self, other)]
+        for mine, theirs in zip(self.groups, other.groups, strict=True):
+            pairs.append((f"group {mine.name}: ", mine, theirs))
+        for where, ours, others in pairs:
+            for f in fields(ours):
+                a, b = getattr(ours, f.name), getattr(others, f.name)
                 if f.compare and f.name != "groups" and a != b:
-                    where = f"group {mine.name}: " if isinstance(mine, Group) else ""
                     return f"{where}{f.name} {a!r} against {b!r}"
         return None
 

@@ -18,6 +18,14 @@ from paramshare.plan import Group, SharingPlan
 # weight first read under no_grad would silently not train.
 Frame = dict[tuple[Any, ...], Any]
 
+# The tensors that everything is derived from, each with what shows that it has changed.
+State = list[tuple[Tensor, Any]]
+
+
+def table_of(embedding: nn.Module) -> nn.Parameter:
+    """The table itself, as the embedding module has it now."""
+    return embedding.weight  # type: ignore[return-value]
+
 
 class _Held(threading.local):
     """The frame of the forward pass that runs in this thread, if one does."""
@@ -35,20 +43,25 @@ class Pool(nn.Module):
     def __init__(self, embedding: nn.Module, plan: SharingPlan) -> None:
         super().__init__()
         self.plan = plan
+        self.embedding: nn.Module
+        self._kept: tuple[State, Frame] | None
+        self.scale: Tensor | None
         # Not registered: the table has its place in the state_dict already. The module and not
         # its weight, since trainers and loaders replace the tensor.
         self.__dict__["embedding"] = embedding
-        table: Tensor = embedding.weight  # type: ignore[assignment]
-        options = {"dtype": table.dtype, "device": table.device}
+        table = table_of(embedding)
+
+        def empty(*size: int) -> Tensor:
+            return torch.empty(size, dtype=table.dtype, device=table.device)
 
         def parameter(*size: int, exists: bool) -> nn.Parameter | None:
             # A plain attribute where there is none: a registered None is an entry for trainers.
-            return nn.Parameter(torch.empty(size, **options)) if exists else None
+            return nn.Parameter(empty(*size)) if exists else None
 
         self.projection = parameter(plan.features, plan.columns, exists=plan.virtual)
         self.bias = parameter(plan.columns, exists=plan.virtual and plan.projection_bias)
         if not plan.virtual and plan.init == "match":
-            self.register_buffer("scale", torch.empty(len(plan.groups), **options))
+            self.register_buffer("scale", empty(len(plan.groups)))
         else:
             self.scale = None
         self._forget()
@@ -159,10 +172,10 @@ class Pool(nn.Module):
             self._kept = (state, {})
         return self._kept[1]
 
-    def _state(self) -> list[tuple[Tensor, Any]] | None:
+    def _state(self) -> State | None:
         """The tensors that everything is derived from with what tells that they have changed."""
-        state = []
-        for tensor in (self.embedding.weight, self.projection, self.bias, self.scale):
+        state: State = []
+        for tensor in (table_of(self.embedding), self.projection, self.bias, self.scale):
             if tensor is None:
                 continue
             try:
@@ -174,7 +187,7 @@ class Pool(nn.Module):
 
     def _forget(self) -> None:
         self._held = _Held()
-        self._kept: tuple[list[tuple[Tensor, Any]], Frame] | None = None
+        self._kept = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_held", "_kept")}
@@ -202,7 +215,8 @@ class Pool(nn.Module):
             columns = [part.t() for part, _ in parts]
         else:
             projection = torch.cat([part for part, _ in parts], dim=1)
-            bias = torch.cat([bias for _, bias in parts]) if self.bias is not None else None
+            biases = [bias for _, bias in parts if bias is not None]
+            bias = torch.cat(biases) if biases else None
             virtual = virtual_columns(self._table(frame), projection, bias)
             # One split: N slices would allocate N gradients of the whole in backward.
             columns = list(virtual.split([group.columns for group in groups]))
@@ -231,7 +245,7 @@ class Pool(nn.Module):
         key = ("table",)
         table = self._look_up(frame, key)
         if table is None:
-            table = self.embedding.weight
+            table = table_of(self.embedding)
             if self.plan.table_gradient != 1 and torch.is_grad_enabled():
                 table = _ScaleGradient.apply(table, self.plan.table_gradient)
             frame[self._key(key)] = table
@@ -256,7 +270,7 @@ class Pool(nn.Module):
         return found
 
     def _autocast(self) -> torch.dtype | None:
-        device = self.embedding.weight.device.type
+        device = table_of(self.embedding).device.type
         if device == "meta" or not torch.is_autocast_enabled(device):
             return None
         return torch.get_autocast_dtype(device)
@@ -280,7 +294,9 @@ def _split(tensor: Tensor | None, groups: tuple[Group, ...]) -> list[Any]:
     if tensor is None:
         return [None] * len(groups)
     order = sorted(range(len(groups)), key=lambda index: groups[index].start)
-    sizes, owners, position = [], [], 0
+    sizes: list[int] = []
+    owners: list[int | None] = []  # of each piece: a group, or nobody
+    position = 0
     for index in order:
         group = groups[index]
         if group.start > position:
@@ -293,9 +309,9 @@ def _split(tensor: Tensor | None, groups: tuple[Group, ...]) -> list[Any]:
         sizes.append(tensor.shape[-1] - position)
         owners.append(None)
     pieces: list[Any] = [None] * len(groups)
-    for index, piece in zip(owners, tensor.split(sizes, dim=-1), strict=True):
-        if index is not None:
-            pieces[index] = piece
+    for owner, piece in zip(owners, tensor.split(sizes, dim=-1), strict=True):
+        if owner is not None:
+            pieces[owner] = piece
     return pieces
 
 
@@ -312,7 +328,7 @@ def _unpack(packed: tuple[Tensor, int]) -> Tensor:
     return tensor
 
 
-def _same(a: list[tuple[Tensor, Any]], b: list[tuple[Tensor, Any]]) -> bool:
+def _same(a: State, b: State) -> bool:
     return len(a) == len(b) and all(
         s is t and mark == other for (s, mark), (t, other) in zip(a, b, strict=True)
     )

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 def count_parameters(module: nn.Module) -> int:
     """Numbers that the module stores: its Parameters, each once, and the constants of EPS."""
-    scales = sum(
-        m.scale.numel() for m in module.modules() if isinstance(m, Pool) and m.scale is not None
-    )
-    return sum(p.numel() for p in module.parameters()) + scales
+    scales = [m.scale for m in module.modules() if isinstance(m, Pool)]
+    stored = [*module.parameters(), *(scale for scale in scales if scale is not None)]
+    return sum(tensor.numel() for tensor in stored)
 
 
 class Sharing:
@@ -52,7 +51,9 @@ class Sharing:
 
     def __str__(self) -> str:
         plan = self.plan
-        rows = [("weight", "uses", "shape", "layout", "columns", "used", "wasted", "execution")]
+        rows: list[tuple[str, ...]] = [
+            ("weight", "uses", "shape", "layout", "columns", "used", "wasted", "execution")
+        ]
         for group in plan.groups:
             rows.append(
                 (

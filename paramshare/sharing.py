@@ -14,7 +14,7 @@ from paramshare.depth import DepthMap, group_slots
 from paramshare.errors import ShareError
 from paramshare.optimizers import check_optimizers, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
-from paramshare.pool import Pool
+from paramshare.pool import Pool, table_of
 from paramshare.report import Sharing, count_parameters
 from paramshare.slots import Select, Slot, find_slots, make_slot
 
@@ -75,7 +75,7 @@ def share_from_embedding(
     if embedding_dim is not None:
         raise ShareError("embedding_dim is not available yet; leave it out")
     table_path = _check_target(module, embedding)
-    tokens, features = embedding.weight.shape
+    tokens, features = table_of(embedding).shape
     slots = find_slots(module, embedding, select)
     removed = _check_slots(slots, embedding)
     plan = make_plan(
@@ -93,7 +93,7 @@ def share_from_embedding(
         execution=execution,
         taken=0 if virtual else _columns_taken(module, embedding),
     )
-    if not virtual and not embedding.weight.requires_grad:
+    if not virtual and not table_of(embedding).requires_grad:
         raise ShareError(
             "the table is frozen (requires_grad=False): with EPS none of the weights would ever "
             "train; unfreeze it, or use virtual=True"
@@ -139,7 +139,7 @@ def apply_plan(module: nn.Module, plan: SharingPlan) -> Pool:
     derived.hold(module, pool)
     if not plan.virtual:
         embedding.__dict__.setdefault(_COLUMNS, []).append(_span(plan))
-    if not embedding.weight.is_meta:
+    if not table_of(embedding).is_meta:
         pool.reset_parameters()
     return pool
 
@@ -195,7 +195,7 @@ def named_pools(module: nn.Module) -> Iterator[tuple[str, Pool]]:
 
 def check_table(embedding: nn.Module, plan: SharingPlan) -> None:
     """Raises ShareError unless the module's table has the size that the plan was made for."""
-    shape = tuple(embedding.weight.shape)
+    shape = tuple(table_of(embedding).shape)
     if shape != (plan.tokens, plan.features):
         raise ShareError(
             f"the table {plan.table} is {shape[0]} x {shape[1]}, the plan's is {plan.tokens} x "
@@ -258,7 +258,7 @@ _WRAPPERS = {
 
 def _check_slots(slots: list[Slot], embedding: nn.Module) -> list[Parameter]:
     """Checks the Parameters that will go; returns them."""
-    table = embedding.weight
+    table = table_of(embedding)
     removed = list({id(slot.parameter): slot.parameter for slot in slots}.values())
     for slot in slots:
         parameter = slot.parameter
@@ -293,7 +293,7 @@ def _columns_taken(module: nn.Module, embedding: nn.Module) -> int:
     tied = [
         part
         for part in (embedding, *module.modules())
-        if getattr(part, "weight", None) is embedding.weight
+        if getattr(part, "weight", None) is table_of(embedding)
     ]
     return max((end for part in tied for _, end in part.__dict__.get(_COLUMNS, ())), default=0)
 

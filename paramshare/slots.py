@@ -52,14 +52,14 @@ register_kind(
     nn.Linear,
     weights=("weight",),
     # Documented as U(-k, k) with k = 1 / sqrt(in): torch.nn.Linear.
-    spread=lambda layer, name: 1 / sqrt(3 * layer.in_features),
+    spread=lambda layer, name: 1 / sqrt(3 * layer.get_parameter(name).shape[1]),
 )
 register_kind(
     nn.MultiheadAttention,
     weights=("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
     reads=("out_proj.weight",),
     # Xavier, over the packed matrix where it is packed: nn.MultiheadAttention._reset_parameters.
-    spread=lambda layer, name: sqrt(2 / sum(layer._parameters[name].shape)),
+    spread=lambda layer, name: sqrt(2 / sum(layer.get_parameter(name).shape)),
 )
 # Its fast path (eval, no_grad) hands these two to a fused kernel.
 register_kind(nn.TransformerEncoderLayer, reads=("linear1.weight", "linear2.weight"))
@@ -112,7 +112,7 @@ def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -
 
     Raises ShareError: nothing found, or a selected weight is shared already.
     """
-    table = embedding.weight
+    table = getattr(embedding, "weight")  # noqa: B009
     stacks = list(_stacks(module, embedding))
     slots = []
     for owner_path, owner in module.named_modules():
