@@ -24,7 +24,7 @@ SIZES = {
     "paper": (6, 512, 1024, 4),
 }
 # --share value and learning rate of each model; the rates come from probe.py.
-MODELS = {"baseline": ("none", 3e-3), "veps": ("veps", 6e-3), "eps": ("eps", 6e-3)}
+MODELS = {"baseline": ("none", 3e-3), "veps": ("veps", 5e-3), "eps": ("eps", 5e-3)}
 
 
 def command(

@@ -1,0 +1,52 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from commands import fairseq, python
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text("utf8"), re.M | re.S
+    )
+
+
+def test_the_call_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    (printed,) = blocks("text")
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
+    assert [path.name for path in tmp_path.iterdir()] == ["tagger.safetensors"]
+
+
+def test_the_fairseq_command_runs(corpus: Path, tmp_path: Path) -> None:
+    (command,) = blocks("sh")
+    user_dir = python("-m", "paramshare.cli", "user-dir").stdout.strip()
+    command = command.replace("\\\n", " ")
+    name, *arguments = shlex.split(
+        command.replace('"$(paramshare user-dir)"', shlex.quote(user_dir))
+    )
+    assert name == "fairseq-train"
+    arguments = [str(corpus / "joined") if a == "data/iwslt15_envi/bin" else a for a in arguments]
+    assert str(corpus / "joined") in arguments
+    done = fairseq("train", *arguments, "--max-update", 2, "--no-save", "--cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "aligned/" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("file", ["README.md", "recipes/iwslt15_envi/README.md"])
+def test_links_and_paths_exist(file: str) -> None:
+    text = (ROOT / file).read_text("utf8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    scripts = re.findall(r"python ((?:recipes|benchmarks)/\S+\.py)", text)
+    assert scripts
+    for path in [(ROOT / file).parent / link for link in links] + [ROOT / s for s in scripts]:
+        assert path.exists(), path
