@@ -3,6 +3,7 @@ through which fairseq's commands do that with `--user-dir`."""
 
 import argparse
 
+import numpy as np
 import torch
 
 try:
@@ -14,7 +15,18 @@ except ImportError as error:
         "Python 3.11 or newer"
     ) from error
 
-# The one class in fairseq's checkpoints that torch.load (2.6 and newer) does not allow by itself.
-torch.serialization.add_safe_globals([argparse.Namespace])
+# What fairseq's checkpoints hold that torch.load (2.6 and newer) does not allow by itself: their
+# arguments, and with --eval-bleu the counts of its n-grams, as numpy arrays and numbers.
+_COUNTS = (np.zeros(1, np.int64), np.zeros(1, np.float64))
+torch.serialization.add_safe_globals(
+    [
+        argparse.Namespace,
+        np.ndarray,
+        np.dtype,
+        *(type(array.dtype) for array in _COUNTS),
+        _COUNTS[0].__reduce__()[0],  # numpy's functions that make an array
+        _COUNTS[0][0].__reduce__()[0],  # and a number; their place differs between versions
+    ]
+)
 
 from paramshare.tasks import kinds, translation  # noqa: E402, F401

@@ -42,7 +42,8 @@ def command(model: Path, data: Path, beam: int) -> list[str]:
         *("--user-dir", str(user_dir()), "--task", "shared_translation"),
         *("--source-lang", "en", "--target-lang", "vi", "--gen-subset", "test"),
         *("--path", str(model / "checkpoint_best.pt"), "--beam", str(beam)),
-        *("--max-tokens", "4000"),
+        # Of its last batch fairseq translates a multiple of 8 sentences, unless it is told not to.
+        *("--max-tokens", "4000", "--required-batch-size-multiple", "1"),
     ]
 
 
@@ -54,15 +55,13 @@ def score(model: Path, data: Path, beam: int = 4) -> Score:
         raise RuntimeError(f"fairseq-generate failed:\n{done.stderr[-3000:]}")
     pieces = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.stdout, re.M))
     references = read_lines(data / "raw" / "test.vi")
-    unknown = {int(n) for n in pieces} - set(range(len(references)))
-    if unknown or not pieces:
+    if {int(n) for n in pieces} != set(range(len(references))):
         raise RuntimeError(
-            f"fairseq translated {len(pieces)} sentences for {len(references)} references, numbers "
-            f"{sorted(unknown)} among them: {data / 'raw'} and {data / 'bin'} are not of one corpus"
+            f"fairseq translated {len(pieces)} sentences for {len(references)} references: "
+            f"{data / 'raw'} and {data / 'bin'} are not of one corpus; run prepare.py again"
         )
     decoder = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm" / "spm.model"))
-    # A model that was hardly trained finds no end for some sentences: fairseq then prints nothing.
-    hypotheses = [decoder.decode(pieces.get(str(n), "").split()) for n in range(len(references))]
+    hypotheses = [decoder.decode(pieces[str(n)].split()) for n in range(len(references))]
     seconds = float(re.search(r"Translated .*? in ([\d.]+)s", done.stderr + done.stdout)[1])
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     result = Score(
