@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch.nn.parameter import Parameter
 
 from paramshare.errors import ShareError
 from paramshare.plan import SharingPlan
-from paramshare.pool import Pool
-from paramshare.sharing import apply_plan, named_pools
+from paramshare.sharing import Rewrite, check_whole, named_pools, prepare
 
 _KEY = "paramshare"
 
@@ -23,26 +23,34 @@ _KEY = "paramshare"
 def save_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Writes the stored tensors of `module` (tied ones once) and its sharing plans to `path`.
 
-    The file appears whole or not at all. Raises ShareError where it cannot be written.
+    The file appears whole or not at all. Raises ShareError where it cannot be written, for a part
+    of a shared module, and for one that is not allocated.
     """
     path = Path(path)
+    check_whole(module)
+    sharings = []
+    for root, pool in named_pools(module):
+        pool.check_embedding(module.get_submodule(root))
+        sharings.append({"root": root, "plan": pool.plan.to_dict()})
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or tensor.is_meta:
+            raise ShareError(f"{name} is no tensor with values, and cannot be saved to {path}")
         kept = first.setdefault(id(tensor), name)
         if kept == name:
             tensors[name] = tensor.detach().contiguous()
         else:
             tied[name] = kept
-    pools = [{"path": pool_path, "plan": p.plan.to_dict()} for pool_path, p in named_pools(module)]
-    metadata = {"format": "pt", _KEY: json.dumps({"pools": pools, "tied": tied})}
-    temporary = path.with_name(path.name + ".part")
+    metadata = {"format": "pt", _KEY: json.dumps({"sharings": sharings, "tied": tied})}
+    temporary = path.with_name(f"{path.name}.part") if path.name else path
     try:
         save_file(tensors, temporary, metadata=metadata)
         temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise ShareError(f"{path} cannot be written: {error}") from None
 
 
@@ -55,81 +63,96 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Raises ShareError, the module being what it was: no such file, a file that is damaged or
     without a plan, another plan (the first difference is named), tensors missing, unexpected or
-    of another shape.
+    of another shape; and for a part of a shared module.
     """
     path = Path(path)
+    check_whole(module)
     try:
         with safe_open(path, framework="pt") as file:
-            content, shapes = _header(file, path)
-            plans = {p["path"]: SharingPlan.from_dict(p["plan"]) for p in content["pools"]}
-            plain = _check_plans(module, plans, path)
-            _check_tensors(module, plans if plain else {}, content["tied"], shapes, path)
+            plans, tied, shapes = _header(file, path)
+            rewrites = _rewrites(module, plans, path)
+            _check_tensors(module, rewrites, tied, shapes, path)
             tensors = {name: file.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError) as error:
         raise ShareError(f"{path} cannot be read: {error}") from None
-    if plain:
-        for pool_path, plan in plans.items():
-            apply_plan(module.get_submodule(pool_path.rpartition(".")[0]), plan)
-    tensors.update({name: tensors[kept] for name, kept in content["tied"].items()})
+    for rewrite in rewrites:
+        rewrite.commit()
+    tensors.update({name: tensors[kept] for name, kept in tied.items()})
+    if not any(parameter.is_meta for parameter in module.parameters()):
+        module.load_state_dict(tensors)
+        return
+    dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
     ties = _ties(module)
-    module.load_state_dict(tensors, assign=any(p.is_meta for p in module.parameters()))
+    module.load_state_dict(
+        {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}, assign=True
+    )
     for owner, name, (first_owner, first_name) in ties:
         owner._parameters[name] = first_owner._parameters[first_name]
 
 
-def _header(file: Any, path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+def _header(
+    file: Any, path: Path
+) -> tuple[list[tuple[str, SharingPlan]], dict[str, str], dict[str, tuple[int, ...]]]:
+    """The file's plans by the path of what they share, its ties, and its tensors' shapes."""
     metadata = (file.metadata() or {}).get(_KEY)
     if metadata is None:
         raise ShareError(f"{path} has no sharing plan in it: it is no file of save_model")
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return json.loads(metadata), shapes
+    try:
+        content = json.loads(metadata)
+        plans = [(str(s["root"]), SharingPlan.from_dict(s["plan"])) for s in content["sharings"]]
+        tied = {str(name): str(kept) for name, kept in content["tied"].items()}
+        if not set(tied.values()) <= shapes.keys():
+            raise ValueError("a tied tensor is missing")
+    except ShareError as error:
+        raise ShareError(f"{path}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ShareError(f"{path} has a damaged sharing plan in it: {error!r}") from None
+    return plans, tied, shapes
 
 
-def _check_plans(module: nn.Module, plans: dict[str, SharingPlan], path: Path) -> bool:
-    """True when the module is plain and the plans are to be applied; else they must be its own."""
-    own = {pool_path: pool.plan for pool_path, pool in named_pools(module)}
-    if not own:
-        return True
-    if list(own) != list(plans):
-        raise ShareError(
-            f"{path}: the file's sharing is at {', '.join(plans) or 'nothing'}, the module's at "
-            f"{', '.join(own)}"
+def _rewrites(module: nn.Module, plans: list[tuple[str, SharingPlan]], path: Path) -> list[Rewrite]:
+    """What is to be done to a plain module; nothing to a shared one, whose plans must be equal."""
+    own = [(root, pool.plan) for root, pool in named_pools(module)]
+    try:
+        if not own:
+            return [prepare(module.get_submodule(root), plan) for root, plan in plans]
+    except (ShareError, AttributeError) as error:
+        raise ShareError(f"{path} does not fit the module: {error}") from None
+    if [root for root, _ in own] != [root for root, _ in plans]:
+        found, wanted = (
+            ", ".join(root or "the module itself" for root, _ in some) or "nothing"
+            for some in (plans, own)
         )
-    for pool_path, plan in plans.items():
-        difference = plan.difference(own[pool_path])
+        raise ShareError(f"{path}: the file shares {found}, the module shares {wanted}")
+    for (_, plan), (_, mine) in zip(plans, own, strict=True):
+        difference = plan.difference(mine)
         if difference is not None:
             raise ShareError(f"{path}: the file's plan is not the module's: {difference}")
-    return False
+    return []
 
 
 def _check_tensors(
     module: nn.Module,
-    to_apply: dict[str, SharingPlan],
+    rewrites: list[Rewrite],
     tied: dict[str, str],
     shapes: dict[str, tuple[int, ...]],
     path: Path,
 ) -> None:
-    """Compares the file's tensors with those of the module as it will be with the plans."""
+    """Compares the file's tensors with those of the module as it will be."""
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    for pool_path, plan in to_apply.items():
-        root_path = pool_path.rpartition(".")[0]
-        prefix = f"{root_path}." if root_path else ""
-        try:
-            embedding = module.get_submodule(prefix + plan.table)
-        except AttributeError:
-            raise ShareError(
-                f"{path}: the table {prefix}{plan.table} is not in the module"
-            ) from None
-        for group in plan.groups:
-            for slot in group.slots:
-                shape = expected.pop(prefix + slot, None)
-                if shape is None or shape[0] != group.rows:
-                    raise ShareError(
-                        f"{path}: the file shares {prefix}{slot} ({group.rows} x {group.cols}), "
-                        f"the module has {'no such weight' if shape is None else shape}"
-                    )
-        stored = Pool(embedding, plan).to("meta").state_dict()
-        expected.update({f"{pool_path}.{name}": tuple(t.shape) for name, t in stored.items()})
+    paths: dict[nn.Module, list[str]] = {}
+    for part_path, part in module.named_modules(remove_duplicate=False):
+        paths.setdefault(part, []).append(f"{part_path}." if part_path else "")
+    for rewrite in rewrites:
+        for owner, weights in rewrite.sources.items():
+            for prefix in paths[owner]:
+                for name in weights:
+                    del expected[prefix + name]
+        stored = rewrite.pool.state_dict()
+        for prefix in paths[rewrite.home]:
+            name = rewrite.name.rpartition(".")[2]
+            expected.update({f"{prefix}{name}.{key}": tuple(t.shape) for key, t in stored.items()})
     found = {**shapes, **{name: shapes[kept] for name, kept in tied.items()}}
     for name in expected:
         if name not in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from paramshare.errors import ShareError
 from paramshare.slots import Slot
@@ -18,6 +18,7 @@ def group_slots(slots: Sequence[Slot], depth: DepthMap) -> dict[str, list[Slot]]
     by name would put together form groups with their equals. A weight that two modules already
     hold in common stays common under every map.
     """
+    key_of: Mapping[str, Hashable]
     if callable(depth):
         key_of = _by_callable(slots, depth)
     elif depth == "all":
@@ -27,7 +28,7 @@ def group_slots(slots: Sequence[Slot], depth: DepthMap) -> dict[str, list[Slot]]
     else:
         raise ShareError(f"depth={depth!r} is unknown: use 'all', 'none' or a callable path -> key")
 
-    groups: dict[tuple[str, int, int], list[Slot]] = {}
+    groups: dict[tuple[Hashable, int, int], list[Slot]] = {}
     group_of_parameter: dict[int, list[Slot]] = {}
     for slot in slots:
         members = group_of_parameter.get(id(slot.parameter))
@@ -36,18 +37,22 @@ def group_slots(slots: Sequence[Slot], depth: DepthMap) -> dict[str, list[Slot]]
             group_of_parameter[id(slot.parameter)] = members
         members.append(slot)
 
-    names = [name for name, _, _ in groups]
-    return {
-        name if names.count(name) == 1 else f"{name} [{rows}x{cols}]": members
-        for (name, rows, cols), members in groups.items()
-    }
+    keys = [key for key, _, _ in groups]
+    names = [
+        str(key) if keys.count(key) == 1 else f"{key} [{rows}x{cols}]" for key, rows, cols in groups
+    ]
+    if len(set(names)) < len(names):  # keys that only look alike, 1 and "1"
+        names = [repr(key) for key in groups]
+    return dict(zip(names, groups.values(), strict=True))
 
 
-def _by_callable(slots: Sequence[Slot], depth: Callable[[str], Hashable]) -> dict[str, str]:
-    keys: dict[str, str] = {}
+def _by_callable(slots: Sequence[Slot], depth: Callable[[str], Hashable]) -> dict[str, Hashable]:
+    keys: dict[str, Hashable] = {}
     first: dict[Hashable, Slot] = {}
     for slot in slots:
         key = depth(slot.path)
+        if not isinstance(key, Hashable):
+            raise ShareError(f"depth({slot.path!r}) is {key!r}: a key must be hashable")
         leader = first.setdefault(key, slot)
         if (leader.rows, leader.cols) != (slot.rows, slot.cols):
             raise ShareError(
@@ -55,5 +60,5 @@ def _by_callable(slots: Sequence[Slot], depth: Callable[[str], Hashable]) -> dic
                 f"({slot.rows} x {slot.cols}) the same key {key!r}, but weights of unequal shape "
                 "cannot read the same columns"
             )
-        keys[slot.path] = str(key)
+        keys[slot.path] = key
     return keys

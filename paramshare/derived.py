@@ -38,14 +38,14 @@ class Source:
     before: tuple[str, ...]  # the owner's Parameters that stood before it
 
 
-def derived_names(module: nn.Module) -> tuple[str, ...]:
-    """The names of the module's weights that are derived."""
-    return tuple(module.__dict__.get(_SOURCES, ()))
-
-
 def sources(module: nn.Module) -> dict[str, Source]:
     """The module's derived weights by name."""
     return module.__dict__.get(_SOURCES, {})
+
+
+def pools(module: nn.Module) -> tuple[Pool, ...]:
+    """The pools that the module's forward fills: those of the calls that shared it."""
+    return module.__dict__.get(_POOLS, ())
 
 
 def original_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -53,20 +53,24 @@ def original_class(cls: type[nn.Module]) -> type[nn.Module]:
     return getattr(cls, "_paramshare_base", cls)
 
 
-def derive(module: nn.Module, new: dict[str, Source]) -> None:
-    """Turns the named Parameters of `module` into derived weights."""
+def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
+    """Turns the named Parameters of `module` into derived weights; with `pool`, its outermost
+    forward generates that pool's weights once and holds them."""
     for name in new:
         del module._parameters[name]
-    _set(module, {**sources(module), **new}, _pools(module))
+    _set(module, {**sources(module), **new}, pools(module) + ((pool,) if pool else ()))
 
 
-def hold(module: nn.Module, pool: Pool) -> None:
-    """Lets the outermost forward of `module` generate the pool's weights once and hold them."""
-    _set(module, sources(module), (*_pools(module), pool))
+def check_derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
+    """Raises ShareError unless `derive` with the same arguments will succeed."""
+    try:
+        _class_for(module, {**sources(module), **new}, pools(module) + ((pool,) if pool else ()))
+    except Exception as error:
+        raise ShareError(f"a {type(module).__name__} cannot be shared: {error}") from None
 
 
-def restore(module: nn.Module, weights: dict[str, Parameter]) -> None:
-    """Undoes `derive` with the given Parameters, each where the old one stood."""
+def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Pool]) -> None:
+    """Undoes `derive`: the given Parameters stand where the old ones stood, pools are let go."""
     remaining = dict(sources(module))
     for name, weight in weights.items():
         before = remaining.pop(name).before
@@ -74,51 +78,63 @@ def restore(module: nn.Module, weights: dict[str, Parameter]) -> None:
         tail = {key: parameters.pop(key) for key in list(parameters) if key not in before}
         parameters[name] = weight
         parameters.update(tail)
-    _set(module, remaining, _pools(module))
+    kept = tuple(p for p in pools(module) if all(p is not gone for gone in released))
+    _set(module, remaining, kept)
 
 
-def release(module: nn.Module, pool: Pool) -> None:
-    """Undoes `hold`."""
-    _set(module, sources(module), tuple(p for p in _pools(module) if p is not pool))
+def check_restore(module: nn.Module) -> None:
+    """Raises ShareError where something else has changed the module's class after us."""
+    if "_paramshare_base" not in type(module).__dict__:
+        raise ShareError(
+            f"something has changed this {type(module).__name__} after it was shared (a "
+            "parametrization, FSDP); undo that first"
+        )
 
 
-def check_class(module: nn.Module) -> None:
-    """Raises ShareError unless `derive` and `hold` will be able to change the module's class."""
-    base = original_class(type(module))
-    try:
-        _derived_class(base, (), factored=False, root=True)
-    except TypeError as error:
-        raise ShareError(f"a {base.__name__} cannot be shared: {error}") from None
-
-
-def _pools(module: nn.Module) -> tuple[Pool, ...]:
-    return module.__dict__.get(_POOLS, ())
-
-
-def _set(module: nn.Module, new: dict[str, Source], pools: tuple[Pool, ...]) -> None:
-    base = original_class(type(module))
-    for attribute, value in ((_SOURCES, new), (_POOLS, pools)):
+def _set(module: nn.Module, new: dict[str, Source], held: tuple[Pool, ...]) -> None:
+    cls = _class_for(module, new, held)
+    for attribute, value in ((_SOURCES, new), (_POOLS, held)):
         module.__dict__.pop(attribute, None)
         if value:
             module.__dict__[attribute] = value
+    module.__class__ = cls
+
+
+def _class_for(
+    module: nn.Module, new: dict[str, Source], held: tuple[Pool, ...]
+) -> type[nn.Module]:
+    base = original_class(type(module))
+    if not new and not held:
+        return base
     factored = any(s.pool.plan.groups[s.group].execution == "factored" for s in new.values())
-    if new or pools:
-        module.__class__ = _derived_class(base, tuple(new), factored, root=bool(pools))
-    else:
-        module.__class__ = base
+    return _derived_class(base, tuple(new), factored, bool(held))
 
 
 def _make_class(
     base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool
 ) -> type[nn.Module]:
+    def create(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+        return base(*args, **kwargs)  # type(layer)(...) makes an ordinary layer
+
+    def reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
+        """Copies and pickles: the class is made again from its base, which can be imported."""
+        state = super(made, self).__reduce_ex__(protocol)[2]  # type: ignore[misc]
+        return _rebuild, (base, names, factored, root), state
+
+    def register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
+        """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
+        if name in sources(self):
+            raise _cannot_be_set(self, name)
+        super(made, self).register_parameter(name, param)  # type: ignore[misc]
+
     body: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
-        "__reduce_ex__": _reduce,
-        "register_parameter": _register_parameter,
+        "__new__": create,
+        "__reduce_ex__": reduce,
+        "register_parameter": register_parameter,
         "_paramshare_base": base,
-        "_paramshare_kind": (base, names, factored, root),
     }
     body.update({name: _weight_property(name) for name in names})
     if factored:
@@ -126,11 +142,16 @@ def _make_class(
     elif root or base.forward is not nn.Linear.forward:
         body["forward"] = _holding_forward(base)
     metaclass: Any = type(base)
-    return metaclass(base.__name__, (base,), body)
+    made = metaclass(base.__name__, (base,), body)
+    return made
 
 
 # One class a combination, not one a module: it holds no state, and compilers see one type.
 _derived_class: Callable[..., type[nn.Module]] = functools.cache(_make_class)
+
+
+def _rebuild(base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool) -> Any:
+    return object.__new__(_derived_class(base, names, factored, root))
 
 
 def _weight_property(name: str) -> property:
@@ -142,13 +163,6 @@ def _weight_property(name: str) -> property:
         raise _cannot_be_set(self, name)
 
     return property(read, refuse)
-
-
-def _register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
-    """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
-    if name in sources(self):
-        raise _cannot_be_set(self, name)
-    super(type(self), self).register_parameter(name, param)  # type: ignore[misc]
 
 
 def _cannot_be_set(module: nn.Module, name: str) -> ShareError:
@@ -165,7 +179,8 @@ def _holding_forward(base: type[nn.Module]) -> Any:
         # its weight several times a call) holds what it reads.
         entered = []
         try:
-            for pool in _pools(self):
+            for pool in pools(self):
+                pool.check_embedding(self)
                 entered.append((pool, pool.enter(self.training, all_groups=True)))
             for source in sources(self).values():
                 entered.append((source.pool, source.pool.enter(self.training, all_groups=False)))
@@ -182,14 +197,3 @@ def _factored_forward(self: nn.Linear, input: Tensor) -> Tensor:
     blocks, projection, projection_bias = source.pool.factors(source.group, self.training)
     rows = source.shape[0]
     return factored_linear(input, blocks, projection, projection_bias, rows, self.bias)
-
-
-def _reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
-    """Copies and pickles: the class is made again from its base, which can be imported."""
-    state = super(type(self), self).__reduce_ex__(protocol)[2]  # type: ignore[misc]
-    return _rebuild, type(self)._paramshare_kind, state  # type: ignore[attr-defined]
-
-
-def _rebuild(base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool) -> Any:
-    cls = _derived_class(base, names, factored, root)
-    return cls.__new__(cls)

@@ -30,8 +30,8 @@ def factored_linear(
     by_block = reduced.view(-1, features) @ projection
     output = rearrange(by_block, "(q t) g -> t (q g)", q=blocks)[:, :rows]
     if projection_bias is not None:
-        shift = projection_bias.repeat(blocks)[:rows]
-        output = output + flat.sum(-1, keepdim=True) * shift
+        shift = flat.sum(-1, keepdim=True) * projection_bias.repeat(blocks)[:rows]
+        output = output + shift.to(output.dtype)  # under autocast the products are narrower
     if bias is not None:
-        output = output + bias
+        output = output + bias.to(output.dtype)
     return output.reshape(*input.shape[:-1], rows)

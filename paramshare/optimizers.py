@@ -11,27 +11,36 @@ from paramshare.errors import ShareError
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], removed: Sequence[Parameter]) -> None:
-    """Raises ShareError where an optimizer has already stepped on Parameters that will go."""
+    """Raises ShareError where an optimizer already has a state of Parameters that will go."""
     gone = {id(p) for p in removed}
     for optimizer in optimizers:
-        stepped = sum(id(p) in gone for p in optimizer.state)
-        if stepped:
+        known = sum(id(p) in gone for p in optimizer.state)
+        if known:
             raise ShareError(
-                f"this {type(optimizer).__name__} has already stepped on {stepped} of the "
-                f"{len(gone)} Parameters that sharing removes: their moments would be lost; share "
-                "first, and build the optimizer after it"
+                f"this {type(optimizer).__name__} already has the state of {known} of the "
+                f"{len(gone)} Parameters that sharing removes, which would be lost; share first, "
+                "and build the optimizer after it"
             )
 
 
 def repair_optimizers(
-    optimizers: Iterable[Optimizer], removed: Sequence[Parameter], added: Sequence[Parameter]
+    optimizers: Iterable[Optimizer], removed: Sequence[Parameter], added: dict[str, Parameter]
 ) -> None:
-    """Takes the removed Parameters out of the groups; the first group that held one gets the
-    added ones, with its own learning rate and decay."""
+    """Takes the removed Parameters out of the groups. The first group of the first optimizer that
+    held one gets the added ones, by name where it has names, with its own rate and decay."""
     gone = {id(p) for p in removed}
+    waiting = dict(added)
     for optimizer in optimizers:
-        homes = [g for g in optimizer.param_groups if any(id(p) in gone for p in g["params"])]
-        for group in homes:
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
-        if homes:
-            homes[0]["params"].extend(added)
+        for group in optimizer.param_groups:
+            held = [id(p) not in gone for p in group["params"]]
+            if all(held):
+                continue
+            # In place: an optimizer may hold the list itself (LBFGS).
+            group["params"][:] = [
+                p for p, stays in zip(group["params"], held, strict=True) if stays
+            ]
+            group["params"].extend(waiting.values())
+            if "param_names" in group:
+                names = zip(group["param_names"], held, strict=True)
+                group["param_names"] = [name for name, stays in names if stays] + list(waiting)
+            waiting = {}

@@ -19,7 +19,7 @@ EXECUTIONS = ("auto", "materialized", "factored")
 class Group:
     """The slots that read the same columns, and how. Fields out of `==` do not change values."""
 
-    name: str
+    name: str = field(compare=False)
     slots: tuple[str, ...]  # paths of Parameters, from the shared module
     rows: int
     cols: int
@@ -45,8 +45,8 @@ class SharingPlan:
     virtual: bool
     columns: int  # of the matrix that is read: the virtual table's, or the table's own
     projection_bias: bool
-    init: str
     groups: tuple[Group, ...]
+    init: str = field(compare=False)  # whether EPS has constants shows in what is stored
     table_gradient: float = field(compare=False, default=1.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,15 +58,47 @@ class SharingPlan:
     @classmethod
     def from_dict(cls, plan: dict[str, Any]) -> SharingPlan:
         """Raises ShareError when the data is not a plan of a version that is known."""
+        if not isinstance(plan, dict):
+            raise ShareError(f"this is no sharing plan: a {type(plan).__name__}")
         plan = dict(plan)
         version = plan.pop("version", None)
         if version != 1:
             raise ShareError(f"a sharing plan of version {version!r} cannot be read, only of 1")
         try:
             groups = tuple(Group(**{**g, "slots": tuple(g["slots"])}) for g in plan.pop("groups"))
-            return cls(**plan, groups=groups)
-        except (KeyError, TypeError) as error:
+            made = cls(**plan, groups=groups)
+            made._check()
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise ShareError(f"this is no sharing plan: {error}") from None
+        return made
+
+    def _check(self) -> None:
+        """Raises ValueError or TypeError unless the data is what `make_plan` could have made."""
+        texts = (self.table, self.init, *(g.execution for g in self.groups))
+        numbers = (self.tokens, self.features, self.columns)
+        if not all(isinstance(text, str) for text in texts) or self.init not in INITS:
+            raise ValueError("its table, init or executions are not known words")
+        if not all(isinstance(n, int) and n > 0 for n in numbers) or not self.groups:
+            raise ValueError("its sizes are not positive whole numbers")
+        if not 0 <= self.table_gradient <= 1 or self.columns > self.features and not self.virtual:
+            raise ValueError("its table_gradient or columns are out of range")
+        position = 0
+        for group in sorted(self.groups, key=lambda g: g.start):
+            limit = group.blocks if group.layout == "aligned" else None
+            found = fit(group.layout, group.rows, group.cols, self.tokens, limit)
+            if found != (group.layout, group.columns, group.blocks) or group.start < position:
+                raise ValueError(f"group {group.name} does not fit its columns")
+            if group.layout not in LAYOUTS or group.execution not in EXECUTIONS[1:]:
+                raise ValueError(f"group {group.name} has an unknown layout or execution")
+            if group.execution == "factored" and (group.layout != "aligned" or not self.virtual):
+                raise ValueError(f"group {group.name} cannot run factored")
+            if not group.slots or not all(isinstance(path, str) for path in group.slots):
+                raise ValueError(f"group {group.name} has no paths of weights")
+            if not isinstance(group.spread, float | int | None):
+                raise ValueError(f"group {group.name} has no number for its spread")
+            position = group.start + group.columns
+        if position > self.columns:
+            raise ValueError(f"its groups need {position} columns of {self.columns}")
 
     def difference(self, other: SharingPlan) -> str | None:
         """The first thing in which the weights that two plans give differ, None when nothing."""
@@ -97,26 +129,31 @@ def make_plan(
     table_gradient: float,
     init: str,
     execution: str,
-    taken: int,
+    taken: list[tuple[int, int]],
 ) -> SharingPlan:
     """Allocates columns to the groups in their order.
 
-    taken: EPS columns of this table that earlier calls use already; ours come after them. In the
-    token layout columns are handed out from the last one backwards, as the released code does.
+    taken: (first, end) of EPS columns of this table that earlier calls use; ours are a free run
+    beside them. In the token layout columns are handed out from the last one backwards, as the
+    released code does.
     Raises ShareError when an option makes no sense or the columns do not suffice (Eq. 4).
     """
-    _check_options(virtual, layout, virtual_dim, projection_bias, table_gradient, init, execution)
+    _check_options(
+        virtual, layout, blocks, virtual_dim, projection_bias, table_gradient, init, execution
+    )
     shapes = {name: (slots[0].rows, slots[0].cols) for name, slots in groups.items()}
     check_blocks(blocks, layout, max(largest_blocks(cols, tokens) for _, cols in shapes.values()))
     fits = {name: fit(layout, *shape, tokens, blocks) for name, shape in shapes.items()}
     needed = sum(columns for _, columns, _ in fits.values())
-    available = _columns(virtual, virtual_dim, features, needed, taken)
+    backwards = layout == "token"
+    available = _columns(virtual, virtual_dim, features, needed)
+    first = _free_run(needed, available, taken, backwards)
 
     done = []
-    start = 0 if virtual else taken
-    backwards = layout == "token"
+    position = first + needed if backwards else first
     for name, slots in groups.items():
         used_layout, columns, used_blocks = fits[name]
+        position -= columns if backwards else 0
         done.append(
             Group(
                 name=name,
@@ -124,7 +161,7 @@ def make_plan(
                 rows=slots[0].rows,
                 cols=slots[0].cols,
                 layout=used_layout,
-                start=available - start - columns if backwards else start,
+                start=position,
                 columns=columns,
                 blocks=used_blocks,
                 execution=choose_execution(execution, slots, used_layout, *fits[name][1:], features)
@@ -133,7 +170,7 @@ def make_plan(
                 spread=_spread(slots, virtual) if init == "match" else None,
             )
         )
-        start += columns
+        position += 0 if backwards else columns
     if execution == "factored" and all(group.execution != "factored" for group in done):
         raise ShareError(
             "execution='factored' fits none of the weights: it needs virtual=True, the aligned "
@@ -172,6 +209,7 @@ def choose_execution(
 def _check_options(
     virtual: bool,
     layout: str,
+    blocks: int | None,
     virtual_dim: int | None,
     projection_bias: bool,
     table_gradient: float,
@@ -185,6 +223,15 @@ def _check_options(
     ):
         if value not in known:
             raise ShareError(f"{name}={value!r} is unknown: use one of {', '.join(known)}")
+    for name, number, kind in (
+        ("blocks", blocks, int | None),
+        ("virtual_dim", virtual_dim, int | None),
+        ("table_gradient", table_gradient, float | int),
+        ("virtual", virtual, bool),
+        ("projection_bias", projection_bias, bool),
+    ):
+        if not isinstance(number, kind):
+            raise ShareError(f"{name}={number!r} is a {type(number).__name__}, not {kind}")
     if not 0 <= table_gradient <= 1:
         raise ShareError(f"table_gradient={table_gradient} is out of range: use 0 to 1")
     if not virtual:
@@ -196,23 +243,33 @@ def _check_options(
             raise ShareError("table_gradient=0 needs virtual=True: with EPS nothing would train")
 
 
-def _columns(virtual: bool, virtual_dim: int | None, features: int, needed: int, taken: int) -> int:
-    """Columns of the matrix that is read, checked against those that are needed."""
-    if virtual:
-        if virtual_dim is not None and virtual_dim < needed:
-            raise ShareError(
-                f"needs {needed} columns, virtual_dim={virtual_dim} is {needed - virtual_dim} too "
-                "few; leave virtual_dim out, or share fewer weights"
-            )
-        return needed if virtual_dim is None else virtual_dim
-    if taken + needed > features:
-        earlier = f", of which earlier calls use {taken}" if taken else ""
+def _columns(virtual: bool, virtual_dim: int | None, features: int, needed: int) -> int:
+    """Columns of the matrix that is read."""
+    if not virtual:
+        return features
+    if virtual_dim is not None and virtual_dim < needed:
         raise ShareError(
-            f"needs {needed} columns, the table has {features}{earlier}: "
-            f"{taken + needed - features} are missing; use virtual=True, share fewer weights "
+            f"needs {needed} columns, virtual_dim={virtual_dim} is {needed - virtual_dim} too "
+            "few; leave virtual_dim out, or share fewer weights"
+        )
+    return needed if virtual_dim is None else virtual_dim
+
+
+def _free_run(needed: int, available: int, taken: list[tuple[int, int]], backwards: bool) -> int:
+    """First column of the first (last, going backwards) run of free columns that suffices."""
+    edges = [(0, 0), *sorted(taken), (available, available)]
+    gaps = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
+    free = [(start, end) for start, end in gaps if end - start >= needed]
+    if not free:
+        used = sum(end - start for start, end in taken)
+        longest = max(end - start for start, end in gaps)
+        earlier = f", of which earlier calls use {used}" if used else ""
+        raise ShareError(
+            f"needs {needed} columns, the table has {available}{earlier}: "
+            f"{needed - longest} are missing; use virtual=True, share fewer weights "
             "(select=, depth='all'), or widen the table"
         )
-    return features
+    return free[-1][1] - needed if backwards else free[0][0]
 
 
 def _spread(slots: Sequence[Slot], virtual: bool) -> float:

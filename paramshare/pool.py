@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -18,8 +20,14 @@ from paramshare.plan import Group, SharingPlan
 # weight first read under no_grad would silently not train.
 Frame = dict[tuple[Any, ...], Any]
 
-# The tensors that everything is derived from, each with what shows that it has changed.
-State = list[tuple[Tensor, Any]]
+# The tensors that everything is derived from: each, an alias of it, its version and its like.
+State = list[tuple[Tensor, Tensor, Any]]
+_STATE = ("state",)  # its key in a frame
+
+# Not in torch 2.6, where torch.export of a part goes unnoticed.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+_ALIVE: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def table_of(embedding: nn.Module) -> nn.Parameter:
@@ -27,10 +35,21 @@ def table_of(embedding: nn.Module) -> nn.Parameter:
     return embedding.weight  # type: ignore[return-value]
 
 
+def columns_taken(table: nn.Parameter) -> list[tuple[int, int]]:
+    """(first, end) of the columns of this table that weights are read from (EPS), in order."""
+    return sorted(
+        (group.start, group.start + group.columns)
+        for pool in list(_ALIVE)
+        if pool.projection is None and table_of(pool.embedding) is table
+        for group in pool.plan.groups
+    )
+
+
 class _Held(threading.local):
     """The frame of the forward pass that runs in this thread, if one does."""
 
-    frame: Frame | None = None
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
 
 
 class Pool(nn.Module):
@@ -40,11 +59,18 @@ class Pool(nn.Module):
     optional `bias` `(columns,)`; `scale`, a buffer, has one number a group.
     """
 
-    def __init__(self, embedding: nn.Module, plan: SharingPlan) -> None:
+    def __init__(self, root: nn.Module, plan: SharingPlan) -> None:
+        """Raises ShareError unless `root` has the plan's table."""
         super().__init__()
+        try:
+            embedding = root.get_submodule(plan.table)
+        except AttributeError:
+            raise ShareError(f"the table {plan.table} is not in the module") from None
+        _check_size(embedding, plan)
         self.plan = plan
+        self._root: weakref.ref[nn.Module] | None = weakref.ref(root)
         self.embedding: nn.Module
-        self._kept: tuple[State, Frame] | None
+        self._kept: Frame | None
         self.scale: Tensor | None
         # Not registered: the table has its place in the state_dict already. The module and not
         # its weight, since trainers and loaders replace the tensor.
@@ -65,10 +91,6 @@ class Pool(nn.Module):
         else:
             self.scale = None
         self._forget()
-
-    def forward(self, input: Any) -> Any:
-        """Passes its input on: in an `nn.Sequential` that is shared, a pool is one of the steps."""
-        return input
 
     # ------------------------------------------------------------------ what is stored
 
@@ -105,11 +127,11 @@ class Pool(nn.Module):
     def weight(self, index: int, training: bool) -> Tensor:
         """The `(rows, cols)` weight of a group, generated if it is not at hand."""
         frame = self._frame(training)
-        held = self._look_up(frame, ("weight", index))
-        if held is None:
-            held = self._generate([index], frame)[0]
-            frame[self._key(("weight", index))] = held
-        return held
+        weight = self._weight_in(frame, index)
+        if weight is None:
+            weight = self._generate([index], frame)[0]
+            self._put_weight(frame, index, weight)
+        return weight
 
     def factors(self, index: int, training: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """What `factored_linear` needs for a group: table blocks, projection, projection bias."""
@@ -131,12 +153,11 @@ class Pool(nn.Module):
                 missing = [
                     index
                     for index, group in enumerate(self.plan.groups)
-                    if group.execution == "materialized"
-                    and self._look_up(frame, ("weight", index)) is None
+                    if group.execution == "materialized" and self._weight_in(frame, index) is None
                 ]
                 weights = self._generate(missing, frame) if missing else []
                 for index, weight in zip(missing, weights, strict=True):
-                    frame[self._key(("weight", index))] = weight
+                    self._put_weight(frame, index, weight)
             self._held.frame = frame
         return outer
 
@@ -144,36 +165,60 @@ class Pool(nn.Module):
         """Ends what `enter` began: the outermost drops what was held."""
         self._held.frame = outer
 
+    def check_embedding(self, root: nn.Module) -> None:
+        """Raises ShareError where the shared module has another embedding by now: its weights
+        would be read from a table that nobody sees, moves, trains or saves."""
+        embedding = root.get_submodule(self.plan.table)
+        if embedding is not self.embedding and all(
+            part is not self.embedding for part in embedding.modules()
+        ):
+            raise ShareError(
+                f"{self.plan.table} was replaced after sharing, and the weights are read from the "
+                "old one; call paramshare.materialize, replace it, and share again"
+            )
+
     # ------------------------------------------------------------------ how long it is held
 
     def _frame(self, training: bool, whole: bool = False) -> Frame:
         """Where to look for what was derived, and where to put it.
 
         The running forward's; outside of one, in eval mode without gradients, that of the last
-        such read if table and projection are what they were, so that decoding step by step does
-        not generate at every step; else an empty one that nobody keeps.
+        such read, so that decoding step by step does not generate at every step; else an empty
+        one that nobody keeps. Never one of another state of table and projection.
         """
-        if self._held.frame is not None:
-            return self._held.frame
+        held = self._held.frame
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting() and not whole:
+            if held is not None:
+                # Compiled code reads what is held and does not add to it: a tensor that leaves
+                # its graph is a copy without the gradient that we give it.
+                return dict(held)
+            if _is_exporting() and not whole:
                 raise ShareError(
                     "torch.export of a part of a shared module would bake its weights in as "
                     "constants; export the module that share_from_embedding was called on"
                 )
             return {}
-        if training or torch.is_grad_enabled():
-            self._kept = None
-            return {}
         state = self._state()
-        if state is None:
-            return {}
-        if self._kept is None or not _same(self._kept[0], state):
-            self._kept = (state, {})
-        return self._kept[1]
+        if held is not None:
+            if _same(held.get(_STATE), state):
+                return held
+            # Table or projection were changed by the forward that runs.
+            self._held.frame = {_STATE: state}
+            return self._held.frame
+        if training or torch.is_grad_enabled() or state is None or torch.jit.is_tracing():
+            self._kept = None
+            return {_STATE: state}
+        kept = self._kept  # once: another thread may drop it meanwhile
+        if kept is None or not _same(kept[_STATE], state):
+            kept = self._kept = {_STATE: state}
+        return kept
 
     def _state(self) -> State | None:
-        """The tensors that everything is derived from with what tells that they have changed."""
+        """The tensors that everything is derived from, with what shows that they have changed.
+
+        None for tensors that have no such marks: inference tensors, and those of torch.func.
+        The detached alias keeps the memory, so that its address cannot come back as another's.
+        """
         state: State = []
         for tensor in (table_of(self.embedding), self.projection, self.bias, self.scale):
             if tensor is None:
@@ -181,26 +226,70 @@ class Pool(nn.Module):
             try:
                 mark = (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device)
             except RuntimeError:
-                return None  # inference tensors and those of torch.func have no such marks
-            state.append((tensor, (*mark, torch.is_inference_mode_enabled())))
+                return None
+            inference = torch.is_inference_mode_enabled()
+            state.append((tensor, tensor.detach(), (*mark, inference)))
         return state
+
+    def _weight_in(self, frame: Frame, index: int) -> Tensor | None:
+        """The group's weight if it is there, and nobody has written into it."""
+        found = self._look_up(frame, ("weight", index))
+        if found is None or (not torch.compiler.is_compiling() and found[1] != _version(found[0])):
+            return None
+        return found[0]
+
+    def _put_weight(self, frame: Frame, index: int, weight: Tensor) -> None:
+        version = 0 if torch.compiler.is_compiling() else _version(weight)
+        frame[self._key(("weight", index))] = (weight, version)
+
+    def train(self, mode: bool = True) -> Pool:
+        """Also drops what was kept for decoding."""
+        self._kept = None
+        return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._kept = None
+        return super()._apply(*args, **kwargs)
+
+    def retire(self) -> None:
+        """Gives its columns back: nothing reads them any more."""
+        _ALIVE.discard(self)
 
     def _forget(self) -> None:
         self._held = _Held()
         self._kept = None
+        _ALIVE.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_held", "_kept")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_held", "_kept", "_root")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._root = None
         self._forget()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
+        root = self._root() if self._root is not None else None
+        if root is not None and id(root) not in memo:
+            raise ShareError(
+                "a copy of a part of a shared module would read a table of its own, which nobody "
+                "sees, trains or saves; copy the whole module, or materialize it first"
+            )
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if root is not None:
+            copied._root = weakref.ref(memo[id(root)])
+        return copied
 
     # ------------------------------------------------------------------ how it is derived
 
     def _generate(self, indices: list[int], frame: Frame) -> list[Tensor]:
         """The weights of the groups, from one product."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if (
+            torch.compiler.is_compiling()
+            or not torch.is_grad_enabled()
+            or torch._C._functorch.maybe_current_level() is not None  # has no such hooks
+        ):
             return self._derive(indices, frame)
         # Gradient checkpointing counts the tensors that a region saves, and a recomputation may
         # derive what the first pass found held: what deriving saves (views of Parameters, no
@@ -212,7 +301,8 @@ class Pool(nn.Module):
         groups = [self.plan.groups[index] for index in indices]
         parts = [self._parts(frame)[index] for index in indices]
         if self.projection is None:
-            columns = [part.t() for part, _ in parts]
+            # A copy: what is read must not be the table itself, where somebody may write into it.
+            columns = [part.t().contiguous() for part, _ in parts]
         else:
             projection = torch.cat([part for part, _ in parts], dim=1)
             biases = [bias for _, bias in parts if bias is not None]
@@ -246,6 +336,7 @@ class Pool(nn.Module):
         table = self._look_up(frame, key)
         if table is None:
             table = table_of(self.embedding)
+            _check_size(self.embedding, self.plan)
             if self.plan.table_gradient != 1 and torch.is_grad_enabled():
                 table = _ScaleGradient.apply(table, self.plan.table_gradient)
             frame[self._key(key)] = table
@@ -279,14 +370,28 @@ class Pool(nn.Module):
 class _ScaleGradient(torch.autograd.Function):
     """The identity; its gradient is multiplied by a factor."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
+    def forward(tensor: Tensor, factor: float) -> Tensor:
         return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.factor = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return gradient * ctx.factor, None
+
+
+def _check_size(embedding: nn.Module, plan: SharingPlan) -> None:
+    shape = tuple(table_of(embedding).shape)
+    if shape != (plan.tokens, plan.features):
+        raise ShareError(
+            f"the table {plan.table} is {shape[0]} x {shape[1]}, the plan's is {plan.tokens} x "
+            f"{plan.features}; to resize it, materialize first and share again"
+        )
 
 
 def _split(tensor: Tensor | None, groups: tuple[Group, ...]) -> list[Any]:
@@ -328,7 +433,13 @@ def _unpack(packed: tuple[Tensor, int]) -> Tensor:
     return tensor
 
 
-def _same(a: State, b: State) -> bool:
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _same(a: State | None, b: State | None) -> bool:
+    if a is None or b is None:
+        return a is b
     return len(a) == len(b) and all(
-        s is t and mark == other for (s, mark), (t, other) in zip(a, b, strict=True)
+        x is y and mark == other for (x, _, mark), (y, _, other) in zip(a, b, strict=True)
     )

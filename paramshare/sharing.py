@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,11 +16,9 @@ from paramshare.depth import DepthMap, group_slots
 from paramshare.errors import ShareError
 from paramshare.optimizers import check_optimizers, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
-from paramshare.pool import Pool, table_of
+from paramshare.pool import Pool, columns_taken, table_of
 from paramshare.report import Sharing, count_parameters
 from paramshare.slots import Select, Slot, find_slots, make_slot
-
-_COLUMNS = "_paramshare_columns"  # of an embedding: (first, end) of each EPS call, in order
 
 
 def share_from_embedding(
@@ -73,13 +73,15 @@ def share_from_embedding(
     Raises:
         ShareError: with the numbers and the cure; the module is then exactly what it was.
     """
-    optimizers = list(optimizers or ())
+    optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+    if select is not None and not callable(select):
+        raise ShareError(f"select={select!r} must be a callable (path, owner) -> bool")
     if embedding_dim is not None:
         raise ShareError("embedding_dim is not available yet; leave it out")
     table_path = _check_target(module, embedding)
     tokens, features = table_of(embedding).shape
     slots = find_slots(module, embedding, select)
-    removed = _check_slots(slots, embedding)
+    removed = _check_slots(module, slots, embedding)
     plan = make_plan(
         group_slots(slots, depth),
         table=table_path,
@@ -93,18 +95,16 @@ def share_from_embedding(
         table_gradient=table_gradient,
         init=init,
         execution=execution,
-        taken=0 if virtual else _columns_taken(module, embedding),
+        taken=[] if virtual else columns_taken(table_of(embedding)),
     )
-    if not virtual and not table_of(embedding).requires_grad:
-        raise ShareError(
-            "the table is frozen (requires_grad=False): with EPS none of the weights would ever "
-            "train; unfreeze it, or use virtual=True"
-        )
+    _check_frozen(slots, table_of(embedding), virtual)
     check_optimizers(optimizers, removed)
 
     dense = count_parameters(module)
     pool = apply_plan(module, plan)
-    repair_optimizers(optimizers, removed, list(pool.parameters()))
+    prefix = next(name for name, part in module.named_modules() if part is pool)
+    added = {f"{prefix}.{name}": parameter for name, parameter in pool.named_parameters()}
+    repair_optimizers(optimizers, removed, added)
     return Sharing(module, pool, dense)
 
 
@@ -113,13 +113,40 @@ def apply_plan(module: nn.Module, plan: SharingPlan) -> Pool:
 
     Raises ShareError where the plan does not fit the module, which is then what it was.
     """
-    try:
-        embedding = module.get_submodule(plan.table)
-    except AttributeError:
-        raise ShareError(f"the plan's table {plan.table} is not in the module") from None
-    check_table(embedding, plan)
+    return prepare(module, plan).commit()
+
+
+@dataclass
+class Rewrite:
+    """A plan made ready for a module: all that can fail is done, and nothing is changed yet."""
+
+    module: nn.Module
+    pool: Pool
+    sources: dict[nn.Module, dict[str, derived.Source]]
+
+    def __post_init__(self) -> None:
+        # In a container that is shared itself, a pool would be one of the layers: it lies in the
+        # embedding then.
+        home = self.module
+        self.name = _free_name(home)
+        if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            home = self.pool.embedding
+            self.name = f"{self.pool.plan.table}.{_free_name(home)}"
+        self.home = home
+
+    def commit(self) -> Pool:
+        self.home.add_module(self.name.rpartition(".")[2], self.pool)
+        for owner in dict.fromkeys((*self.sources, self.module)):
+            pool = self.pool if owner is self.module else None
+            derived.derive(owner, self.sources.get(owner, {}), pool)
+        return self.pool
+
+
+def prepare(module: nn.Module, plan: SharingPlan) -> Rewrite:
+    """Checks that the plan fits the module and makes its pool. Raises ShareError."""
+    pool = Pool(module, plan)
     new: dict[nn.Module, dict[str, derived.Source]] = {}
-    pool = Pool(embedding, plan)
+    parameters = []
     for index, group in enumerate(plan.groups):
         for path in group.slots:
             slot = make_slot(module, path)
@@ -132,18 +159,13 @@ def apply_plan(module: nn.Module, plan: SharingPlan) -> Pool:
             before = tuple(names[: names.index(slot.name)])
             source = derived.Source(pool, index, tuple(slot.parameter.shape), before)
             new.setdefault(slot.owner, {})[slot.name] = source
-    for part in (module, *new):
-        derived.check_class(part)
-
-    for owner, weights in new.items():
-        derived.derive(owner, weights)
-    module.add_module(_free_name(module), pool)
-    derived.hold(module, pool)
-    if not plan.virtual:
-        embedding.__dict__.setdefault(_COLUMNS, []).append(_span(plan))
-    if not table_of(embedding).is_meta:
+            parameters.append(slot.parameter)
+    for owner in dict.fromkeys((*new, module)):
+        derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
+    if not table_of(pool.embedding).is_meta:
         pool.reset_parameters()
-    return pool
+    pool.requires_grad_(any(parameter.requires_grad for parameter in parameters))
+    return Rewrite(module, pool, new)
 
 
 @torch.no_grad()
@@ -154,59 +176,56 @@ def materialize(module: nn.Module) -> nn.Module:
 
     Raises ShareError when nothing in it is shared, or when it is a part of what was shared.
     """
-    pools = dict(named_pools(module))
-    owners = [owner for owner in module.modules() if derived.sources(owner)]
-    for owner in owners:
-        for source in derived.sources(owner).values():
-            if all(source.pool is not pool for pool in pools.values()):
-                raise ShareError(
-                    "this is a part of a shared module; materialize the module that "
-                    "share_from_embedding was called on"
-                )
+    pools = check_whole(module)
     if not pools:
         raise ShareError(f"nothing in this {type(module).__name__} is shared")
-
-    for pool in pools.values():
-        pool.enter(training=False, all_groups=True)
-    try:
+    owners = [part for part in module.modules() if derived.sources(part) or derived.pools(part)]
+    for owner in owners:
+        derived.check_restore(owner)
+    with ExitStack() as stack:
+        for pool in pools:
+            stack.callback(pool.leave, pool.enter(training=False, all_groups=True))
         baked = [
-            (owner, {name: _bake(owner, name) for name in derived.derived_names(owner)})
+            (owner, {name: _bake(owner, name) for name in derived.sources(owner)})
             for owner in owners
         ]
-    finally:
-        for pool in pools.values():
-            pool.leave(None)
     for owner, weights in baked:
-        derived.restore(owner, weights)
-    for path, pool in pools.items():
-        parent_path, _, name = path.rpartition(".")
-        parent = module.get_submodule(parent_path)
-        delattr(parent, name)
-        derived.release(parent, pool)
-        if not pool.plan.virtual:
-            _release_columns(pool.embedding, pool.plan)
+        derived.restore(owner, weights, pools)
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if isinstance(child, Pool):
+                delattr(part, name)
+    for pool in pools:
+        pool.retire()
     return module
 
 
+def check_whole(module: nn.Module) -> list[Pool]:
+    """The pools of what is shared in `module`. Raises ShareError when it is only a part of that:
+    its weights are read from a table or projection outside of it."""
+    pools = [pool for _, pool in named_pools(module)]
+    for part in module.modules():
+        for source in derived.sources(part).values():
+            if all(source.pool is not pool for pool in pools):
+                raise ShareError(
+                    "this is a part of a shared module; use the module that "
+                    "share_from_embedding was called on"
+                )
+    return pools
+
+
 def named_pools(module: nn.Module) -> Iterator[tuple[str, Pool]]:
-    """The paths and pools of everything that is shared in `module`."""
-    for path, child in module.named_modules():
-        if isinstance(child, Pool):
-            yield path, child
-
-
-def check_table(embedding: nn.Module, plan: SharingPlan) -> None:
-    """Raises ShareError unless the module's table has the size that the plan was made for."""
-    shape = tuple(table_of(embedding).shape)
-    if shape != (plan.tokens, plan.features):
-        raise ShareError(
-            f"the table {plan.table} is {shape[0]} x {shape[1]}, the plan's is {plan.tokens} x "
-            f"{plan.features}"
-        )
+    """The paths of all modules in `module` that were shared, each with the pool of each call."""
+    for path, part in module.named_modules():
+        for pool in derived.pools(part):
+            yield path, pool
 
 
 def _bake(owner: nn.Module, name: str) -> Parameter:
-    return Parameter(getattr(owner, name).detach().clone(memory_format=torch.contiguous_format))
+    pool = derived.sources(owner)[name].pool
+    trains = any(p.requires_grad for p in (table_of(pool.embedding), *pool.parameters()))
+    weight = getattr(owner, name).detach().clone(memory_format=torch.contiguous_format)
+    return Parameter(weight, requires_grad=trains)
 
 
 def _check_target(module: nn.Module, embedding: nn.Module) -> str:
@@ -258,10 +277,18 @@ _WRAPPERS = {
 }
 
 
-def _check_slots(slots: list[Slot], embedding: nn.Module) -> list[Parameter]:
+def _check_slots(module: nn.Module, slots: list[Slot], embedding: nn.Module) -> list[Parameter]:
     """Checks the Parameters that will go; returns them."""
     table = table_of(embedding)
-    removed = list({id(slot.parameter): slot.parameter for slot in slots}.values())
+    removed = {id(slot.parameter): slot for slot in slots}
+    chosen = {(slot.owner, slot.name) for slot in slots}
+    for path, owner in module.named_modules():
+        for name, held in owner._parameters.items():
+            if id(held) in removed and (owner, name) not in chosen:
+                raise ShareError(
+                    f"{removed[id(held)].path} is tied to {path}.{name}, which is not selected: "
+                    "select both or neither (select=)"
+                )
     for slot in slots:
         parameter = slot.parameter
         if parameter.grad is not None:
@@ -274,30 +301,25 @@ def _check_slots(slots: list[Slot], embedding: nn.Module) -> list[Parameter]:
                 f"{slot.path} is {parameter.dtype} on {parameter.device}, the table is "
                 f"{table.dtype} on {table.device}; move the module to one dtype and device first"
             )
-    return removed
+        if slot.rows * slot.cols == 0:
+            raise ShareError(f"{slot.path} is {slot.rows} x {slot.cols}: there is nothing to share")
+    return [slot.parameter for slot in removed.values()]
 
 
-def _span(plan: SharingPlan) -> tuple[int, int]:
-    """First column that the plan reads, and the one after its last."""
-    first = min(group.start for group in plan.groups)
-    return first, max(group.start + group.columns for group in plan.groups)
-
-
-def _release_columns(embedding: nn.Module, plan: SharingPlan) -> None:
-    taken = embedding.__dict__[_COLUMNS]
-    taken.remove(_span(plan))
-    if not taken:
-        del embedding.__dict__[_COLUMNS]
-
-
-def _columns_taken(module: nn.Module, embedding: nn.Module) -> int:
-    """Columns of the table that earlier EPS calls use, through any embedding tied to it."""
-    tied = [
-        part
-        for part in (embedding, *module.modules())
-        if getattr(part, "weight", None) is table_of(embedding)
-    ]
-    return max((end for part in tied for _, end in part.__dict__.get(_COLUMNS, ())), default=0)
+def _check_frozen(slots: list[Slot], table: Parameter, virtual: bool) -> None:
+    """Raises ShareError where sharing would let frozen weights train, or trained ones freeze."""
+    frozen = [slot.path for slot in slots if not slot.parameter.requires_grad]
+    if frozen and (len(frozen) < len(slots) or table.requires_grad):
+        raise ShareError(
+            f"{frozen[0]} is frozen (requires_grad=False), with {len(frozen)} of {len(slots)} "
+            "weights, but would train with what it is read from; unfreeze it or leave it out "
+            "(select=), or freeze the whole module"
+        )
+    if not frozen and not virtual and not table.requires_grad:
+        raise ShareError(
+            "the table is frozen (requires_grad=False): with EPS none of the weights would ever "
+            "train; unfreeze it, or use virtual=True"
+        )
 
 
 def _free_name(module: nn.Module) -> str:

@@ -14,7 +14,7 @@ from math import prod, sqrt
 from torch import nn
 from torch.nn.parameter import Parameter
 
-from paramshare.derived import derived_names, original_class
+from paramshare.derived import original_class, pools, sources
 from paramshare.errors import ShareError
 
 Select = Callable[[str, nn.Module], bool]
@@ -114,8 +114,11 @@ def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -
     """
     table = getattr(embedding, "weight")  # noqa: B009
     stacks = list(_stacks(module, embedding))
+    ours = {id(pool) for part in module.modules() for pool in pools(part)}
     slots = []
     for owner_path, owner in module.named_modules():
+        if id(owner) in ours:
+            continue
         pattern = _pattern(owner_path, stacks)
         kind = kind_of(owner)
         for name in _weight_names(owner):
@@ -126,7 +129,7 @@ def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -
                 chosen = bool(select(path, owner))
             if not chosen:
                 continue
-            if name in derived_names(owner):
+            if name in sources(owner):
                 raise ShareError(
                     f"{path} is shared already; choose other weights with select=, or call "
                     "paramshare.materialize first"
@@ -165,7 +168,7 @@ def make_slot(module: nn.Module, path: str, pattern: str | None = None) -> Slot:
 
 def _weight_names(owner: nn.Module) -> list[str]:
     own = [name for name, p in owner._parameters.items() if p is not None and p.dim() >= 2]
-    return own + list(derived_names(owner))
+    return own + list(sources(owner))
 
 
 def _stacks(module: nn.Module, embedding: nn.Module, prefix: str = "") -> Iterator[str]:

@@ -121,7 +121,9 @@ def _table(model: nn.Module, name: str) -> nn.Module:
 
 # A checkpoint restored under other --share options would fit in shape and be noise. fairseq hands
 # a model nothing but its state when training goes on, so the plan travels there: as the bytes of
-# its JSON, in int64, which the averaging of checkpoints leaves as they are.
+# its JSON, in int64, which the averaging of checkpoints leaves as they are, and under a name with
+# "version" in it, which fairseq's EMA does not average.
+_PLAN = "plan_version_1"
 
 
 def _keep_plan_in_checkpoints(pool: Pool) -> None:
@@ -131,7 +133,7 @@ def _keep_plan_in_checkpoints(pool: Pool) -> None:
 
 def _write_plan(pool: Pool, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
     text = json.dumps(pool.plan.to_dict()).encode()
-    state[f"{prefix}plan"] = torch.tensor(list(text), dtype=torch.int64)
+    state[f"{prefix}{_PLAN}"] = torch.tensor(list(text), dtype=torch.int64)
 
 
 def _check_plan(
@@ -144,7 +146,7 @@ def _check_plan(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    stored = state.pop(f"{prefix}plan", None)
+    stored = state.pop(f"{prefix}{_PLAN}", None)
     if stored is None:
         errors.append(f"{prefix}plan is missing: this is no checkpoint of a shared model")
         return

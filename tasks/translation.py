@@ -21,7 +21,7 @@ class SharedTranslationTask(TranslationTask):
     """Translation by a model whose dense weights are read from its token tables."""
 
     cfg: SharedTranslationConfig
-    plans: Plans  # of the model built last
+    plans: Plans = {}  # of the model built last
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
         """Builds fairseq's model, then shares its weights: after its own initialisation.
