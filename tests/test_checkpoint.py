@@ -18,6 +18,7 @@ from paramshare import (
     share_from_embedding,
 )
 from paramshare.models import TransformerLM
+from paramshare.sharing import named_pools
 
 
 @pytest.mark.parametrize("layout", ["aligned", "column", "token"])
@@ -44,12 +45,14 @@ def test_round_trip_into_shared_and_plain(tmp_path, name: str, layout: str) -> N
 
 def test_round_trip_of_eps(tmp_path) -> None:
     module = build("Chain")
-    share_from_embedding(module, module.embedding, virtual=False)
+    sharing = share_from_embedding(module, module.embedding, virtual=False)
     save_model(module, tmp_path / "m.safetensors")
     other = build("Chain", seed=2)
     load_model(other, tmp_path / "m.safetensors")
     assert torch.equal(other(batch()[0]), module(batch()[0]))
-    assert torch.equal(other.paramshare.scale, module.paramshare.scale)
+    ((root, pool),) = named_pools(other)
+    assert root == ""
+    assert torch.equal(pool.scale, sharing.pool.scale)
 
 
 def test_a_model_of_two_tables(tmp_path) -> None:
@@ -138,18 +141,14 @@ def test_another_plan_is_an_error_that_names_the_difference(tmp_path) -> None:
         assert snapshot(other) == before
 
 
-def test_execution_and_table_gradient_may_differ(tmp_path) -> None:
+def test_execution_table_gradient_and_init_may_differ(tmp_path) -> None:
     module = build("Narrow")
     share_from_embedding(module, module.embedding)
     save_model(module, tmp_path / "m.safetensors")
     other = build("Narrow", seed=1)
     share_from_embedding(
-        other, other.embedding, execution="materialized", table_gradient=0.1, init="paper"
+        other, other.embedding, execution="materialized", table_gradient=0.5, init="paper"
     )
-    with pytest.raises(ShareError, match="init 'match' against 'paper'"):
-        load_model(other, tmp_path / "m.safetensors")
-    other = build("Narrow", seed=1)
-    share_from_embedding(other, other.embedding, execution="materialized", table_gradient=0.1)
     load_model(other, tmp_path / "m.safetensors")
     torch.testing.assert_close(other(*batch()), module(*batch()))
 
@@ -185,10 +184,31 @@ def _reshaped(path, module):
 def _other_version(path, module):
     def change(tensors, metadata):
         content = json.loads(metadata["paramshare"])
-        content["pools"][0]["plan"]["version"] = 9
+        content["sharings"][0]["plan"]["version"] = 9
         metadata["paramshare"] = json.dumps(content)
 
     _rewrite(path, change)
+
+
+def _meta(**change):
+    def spoil(path, module):
+        def rewrite(tensors, metadata):
+            content = json.loads(metadata["paramshare"])
+            plan = content["sharings"][0]["plan"]
+            plan["groups"][1].update(change)
+            plan.update({k: v for k, v in change.items() if k in plan})
+            metadata["paramshare"] = json.dumps(content)
+
+        _rewrite(path, rewrite)
+
+    return spoil
+
+
+def _text(text):
+    def spoil(path, module):
+        _rewrite(path, lambda tensors, metadata: metadata.update(paramshare=text))
+
+    return spoil
 
 
 def _remove(path, module):
@@ -206,6 +226,20 @@ def _remove(path, module):
         (_extra, "surprise of the file is not in the module"),
         (_reshaped, r"lift.bias is \(3,\) in the file, \(16,\) in the module"),
         (_other_version, "plan of version 9"),
+        (_text("no json"), "damaged sharing plan"),
+        (_text("[1]"), "damaged sharing plan"),
+        (_text('{"sharings": [{"root": "", "plan": "x"}], "tied": {}}'), "no sharing plan: a str"),
+        (_text('{"sharings": [], "tied": {"a": "ghost"}}'), "a tied tensor is missing"),
+        (_meta(start=-3), "does not fit its columns"),
+        (_meta(start=0), "does not fit its columns"),
+        (_meta(start=4000), "its groups need 4006 columns"),
+        (_meta(blocks=0), "no sharing plan"),
+        (_meta(layout="diag"), "does not fit its columns|unknown layout"),
+        (_meta(execution="x"), "unknown layout or execution"),
+        (_meta(spread="wide"), "no number for its spread"),
+        (_meta(columns=5), "does not fit"),
+        (_meta(table_gradient="a"), "no sharing plan"),
+        (_meta(surprise=1), "no sharing plan"),
     ],
 )
 def test_bad_files_change_nothing(tmp_path, spoil, message: str, shared: bool) -> None:
@@ -235,10 +269,61 @@ def test_a_plan_that_does_not_fit_a_plain_module(tmp_path) -> None:
     with pytest.raises(ShareError, match="blocks.0.query.weight"):
         load_model(wider, path)
     assert snapshot(wider) == before
-    with pytest.raises(ShareError, match="blocks.0.query.weight .* no such weight"):
-        load_model(build("Chain"), path)
+    with pytest.raises(ShareError, match="the table embedding is 60 x 16, the plan's is 60 x 3"):
+        load_model(build("Recurring"), path)
     with pytest.raises(ShareError, match="the table embedding is not in the module"):
         load_model(nn.Linear(3, 4), path)
+
+
+def test_a_module_reachable_by_two_paths(tmp_path) -> None:
+    class Aliased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(60, 8)
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+            self.first = self.layers[0]
+
+        def forward(self, x):
+            return self.first(self.embedding(x))
+
+    module = Aliased()
+    share_from_embedding(module, module.embedding)
+    save_model(module, tmp_path / "m.safetensors")
+    other = Aliased()
+    load_model(other, tmp_path / "m.safetensors")
+    assert torch.equal(other(batch()[0]), module(batch()[0]))
+
+
+def test_a_part_cannot_be_saved_or_loaded(tmp_path) -> None:
+    module = build("Encoder")
+    share_from_embedding(module, module.embedding)
+    save_model(module, tmp_path / "m.safetensors")
+    with pytest.raises(ShareError, match="a part of a shared module"):
+        save_model(module.encoder, tmp_path / "part.safetensors")
+    with pytest.raises(ShareError, match="a part of a shared module"):
+        load_model(module.encoder, tmp_path / "m.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_double_file_into_a_float_meta_module(tmp_path) -> None:
+    module = build("Encoder")
+    share_from_embedding(module, module.embedding)
+    save_model(module, tmp_path / "m.safetensors")
+    with torch.device("meta"):
+        other = ZOO["Encoder"]()
+    load_model(other, tmp_path / "m.safetensors")
+    assert {p.dtype for p in other.parameters()} == {torch.float32}
+
+
+def test_frozen_modules_stay_frozen(tmp_path) -> None:
+    module = build("Encoder")
+    share_from_embedding(module, module.embedding)
+    save_model(module, tmp_path / "m.safetensors")
+    other = build("Encoder").requires_grad_(False)
+    load_model(other, tmp_path / "m.safetensors")
+    assert not any(p.requires_grad for p in other.parameters())
+    materialize(other)
+    assert not any(p.requires_grad for p in other.parameters())
 
 
 def test_saving_leaves_no_half_file(tmp_path) -> None:
@@ -246,6 +331,11 @@ def test_saving_leaves_no_half_file(tmp_path) -> None:
     share_from_embedding(module, module.embedding)
     with pytest.raises(ShareError, match="cannot be written"):
         save_model(module, tmp_path / "nowhere" / "m.safetensors")
+    (tmp_path / "file").write_text("")
+    for bad in ("file/m.safetensors", "n" * 300, ""):
+        with pytest.raises(ShareError, match="cannot be written"):
+            save_model(module, tmp_path / bad)
+    (tmp_path / "file").unlink()
     path = tmp_path / "m.safetensors"
     save_model(module, path)
     size = path.stat().st_size

@@ -117,7 +117,6 @@ def test_decoding_generates_once() -> None:
     assert generated(module, decode) == 4
     assert generated(module, decode) == 0
     changes = [
-        lambda: module.embedding.weight.data.copy_(module.embedding.weight.data + 1),
         lambda: torch.optim.SGD(module.parameters(), 0.1).step(),
         lambda: module.load_state_dict(module.state_dict()),
         lambda: module.to(torch.float32),
@@ -125,7 +124,7 @@ def test_decoding_generates_once() -> None:
         lambda: setattr(module.embedding, "weight", nn.Parameter(torch.randn(60, 16).double())),
         lambda: module.load_state_dict(module.state_dict(), assign=True),
     ]
-    for change in changes[1:]:
+    for change in changes:
         module.train()
         module(batch()[0]).sum().backward()
         module.eval()
@@ -153,23 +152,6 @@ def test_writes_through_data_are_seen_after_any_training_step() -> None:
         expected = module(tokens)
     assert not torch.allclose(after, before)
     torch.testing.assert_close(after, expected)
-
-
-def test_read_under_no_grad_first_then_trained() -> None:
-    module = build("Encoder")
-    share_from_embedding(module, module.embedding)
-    layer = module.encoder.layers[0].linear1
-
-    class Peeks(nn.Module):
-        def forward(self, x):
-            with torch.no_grad():
-                layer.weight.norm()
-            return layer(x)
-
-    module.encoder.layers[0].__dict__["_modules"]["linear1"] = layer
-    x = torch.randn(2, 16, dtype=torch.float64)
-    Peeks()(x).sum().backward()
-    assert module.paramshare.projection.grad.abs().sum() > 0
 
 
 def test_backward_makes_no_zero_tensor_of_the_table_for_each_weight() -> None:

@@ -364,6 +364,47 @@ def test_eps_columns_run_on_over_embeddings_tied_by_their_weight() -> None:
     assert sharing.plan.groups[0].start == 8
 
 
+def test_eps_columns_of_embeddings_tied_across_separate_calls() -> None:
+    module = TwoTables()
+    module.decoder.embedding.weight = module.encoder.embedding.weight
+    for start, part in ((0, module.encoder), (8, module.decoder)):
+        sharing = share_from_embedding(part, part.embedding, virtual=False, select=up_only)
+        assert sharing.plan.groups[0].start == start
+
+
+def test_eps_columns_of_the_token_layout_run_backwards_over_calls() -> None:
+    module = TwoTables(tie=True)
+    starts = []
+    for part in (module.encoder, module.decoder):
+        sharing = share_from_embedding(
+            part, part.embedding, virtual=False, select=up_only, layout="token"
+        )
+        starts.append(sharing.plan.groups[0].start)
+    assert starts == [9, 2]  # 7 columns each of 16
+
+
+def test_a_table_is_free_again_when_its_model_is_gone() -> None:
+    module = Narrow(16)
+    table = module.embedding
+    for _ in range(3):
+        sharing = share_from_embedding(module, table, virtual=False, select=up_only)
+        assert sharing.plan.groups[0].start == 0
+        del module, sharing
+        module = Narrow(16)
+        module.embedding = table
+
+
+def test_keys_that_only_look_alike_are_groups_of_their_own() -> None:
+    module = build("Narrow")
+    sharing = share_from_embedding(
+        module,
+        module.embedding,
+        select=up_only,
+        depth=lambda path: 1 if ".0." in path else "1",
+    )
+    assert [len(group.slots) for group in sharing.plan.groups] == [1, 2]
+
+
 def test_two_calls_on_one_module() -> None:
     module = build("Narrow")
     tokens, padding = batch()
@@ -399,6 +440,10 @@ def _gradient(module):
     module(*batch()).sum().backward()
 
 
+def _tie(module):
+    module.output.weight = module.blocks[0].up.weight
+
+
 def _lazy(module):
     module.blocks[2].down = nn.LazyLinear(16)
 
@@ -415,6 +460,21 @@ BAD = {
         "blocks.1.up.weight is torch.float32 on cpu, the table is torch.float64",
     ),
     "no shape yet": ({}, _lazy, "blocks.2.down.weight has no shape yet"),
+    "a tie to a weight that stays": (
+        {},
+        _tie,
+        "blocks.0.up.weight is tied to output.weight, which is not selected",
+    ),
+    "frozen weights": (
+        {},
+        lambda m: m.blocks[1].requires_grad_(False),
+        "blocks.1.query.weight is frozen .* 5 of 15 weights",
+    ),
+    "options of the wrong kind": ({"blocks": 1.5}, None, "blocks=1.5 is a float"),
+    "a number as text": ({"virtual_dim": "99"}, None, "virtual_dim='99' is a str"),
+    "no number": ({"table_gradient": None}, None, "table_gradient=None is a NoneType"),
+    "select is a name": ({"select": "up"}, None, "select='up' must be a callable"),
+    "a key that cannot be one": ({"depth": lambda path: [path]}, None, "must be hashable"),
     "frozen table": (
         {"virtual": False, "select": lambda p, o: p == "output.weight"},
         lambda m: m.embedding.requires_grad_(False),

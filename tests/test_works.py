@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zoo import TOKENS, ZOO, Encoder, Narrow, batch, build
 
-from paramshare import materialize, share_from_embedding
+from paramshare import ShareError, materialize, share_from_embedding
+from paramshare.sharing import named_pools
 
 # Options that fit every model of the zoo (EPS needs few columns: one Linear of each stack).
 WAYS = {
@@ -167,12 +168,14 @@ def test_copies_are_tied_to_their_own_table(name, way, copied, after_forward) ->
 
 @pytest.mark.parametrize("name", ZOO)
 def test_averaged_model(name: str) -> None:
-    module, _ = shared(name)
+    module, sharing = shared(name)
     tokens, padding = batch()
     average = torch.optim.swa_utils.AveragedModel(module)
     average.update_parameters(module)
     assert torch.equal(average(tokens, padding), module(tokens, padding))
-    assert average.module.paramshare.embedding is average.module.embedding
+    ((_, pool),) = named_pools(average.module)
+    assert pool is not sharing.pool
+    assert pool.embedding is average.module.embedding
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -486,13 +489,19 @@ def test_nothing_is_alive_after_a_training_step() -> None:
     module, sharing = shared("Encoder")
     tokens, _ = batch()
     seen = []
-    hook = module.encoder.layers[0].linear1.register_forward_hook(
-        lambda layer, args, output: seen.append(weakref.ref(layer.weight))
-    )
-    module(tokens).sum().backward()
+
+    def look(layer, args, output):
+        held = sharing.pool._held.frame.values()
+        seen.extend(weakref.ref(w[0]) for w in held if isinstance(w, tuple))
+
+    hook = module.encoder.layers[0].linear1.register_forward_hook(look)
+    loss = module(tokens).sum()
+    assert len(seen) == 4
+    loss.backward()
     hook.remove()
+    del loss
     gc.collect()
-    assert [ref() for ref in seen] == [None]
+    assert [ref() for ref in seen] == [None] * 4
     assert sharing.pool._held.frame is None
     assert sharing.pool._kept is None
 
@@ -531,3 +540,191 @@ def test_modules_look_as_before() -> None:
         assert type(a).__module__ == type(b).__module__
         assert inspect.signature(a.forward) == inspect.signature(b.forward)
     assert inspect.signature(module.forward) == inspect.signature(plain.forward)
+
+
+def test_blocks_compiled_by_themselves_scale_the_tables_gradient_too() -> None:
+    torch._dynamo.reset()
+    gradients = []
+    for compiled in (False, True):
+        module, _ = shared("Narrow")
+        for block in module.blocks if compiled else ():
+            block.compile(backend="aot_eager")
+        for _ in range(2):
+            module(*batch()).square().sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    for eager, traced in zip(*gradients, strict=True):
+        torch.testing.assert_close(traced, eager)
+
+
+@pytest.mark.parametrize("name", ["Broken", "Encoder"])
+def test_graph_breaks_and_new_threads(name: str) -> None:
+    torch._dynamo.reset()
+
+    class Broken(Narrow):
+        def forward(self, tokens, padding=None):
+            x = super().forward(tokens, padding)
+            torch._dynamo.graph_break()
+            return x + 0
+
+    torch.manual_seed(0)
+    module = Broken().double() if name == "Broken" else build(name)
+    share_from_embedding(module, module.embedding)
+    compiled = torch.compile(module, backend="eager")
+    outputs = [compiled(*batch())]
+    _in_threads(lambda _: outputs.append(compiled(*batch())), [0, 1])
+    assert len(outputs) == 3
+    for output in outputs:
+        torch.testing.assert_close(output, module(*batch()))
+
+
+def test_first_pass_without_gradients_inside_one_with() -> None:
+    """As reentrant checkpointing and two-pass models do: the frame must not mix the modes."""
+
+    class TwoPasses(Narrow):
+        def forward(self, tokens, padding=None):
+            with torch.no_grad():
+                super().forward(tokens, padding)
+            return super().forward(tokens, padding)
+
+    for execution in ("materialized", "factored"):
+        gradients = []
+        for cls in (Narrow, TwoPasses):
+            torch.manual_seed(0)
+            module = cls().double()
+            share_from_embedding(module, module.embedding, execution=execution)
+            layer = module.blocks[0].up
+            layer(torch.ones(1, 16, dtype=torch.float64))
+            module(*batch()).square().sum().backward()
+            gradients.append([p.grad for p in module.parameters()])
+        for once, twice in zip(*gradients, strict=True):
+            torch.testing.assert_close(twice, once)
+
+
+def test_torch_func() -> None:
+    for execution in ("materialized", "factored"):
+        module, _ = shared("Narrow", execution=execution)
+        tokens, _ = batch()
+        parameters = dict(module.named_parameters())
+
+        def loss(values, tokens):
+            output = torch.func.functional_call(module, values, (tokens,))  # noqa: B023
+            return output.square().sum()
+
+        found = torch.func.grad(loss)(parameters, tokens)
+        loss(parameters, tokens).backward()
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(found[name], parameter.grad)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, tokens[:, None])
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(each[name].sum(0), parameter.grad)
+
+
+def test_factored_layers_have_the_dtype_of_autocast() -> None:
+    module = build("Narrow", dtype=torch.float32)
+    share_from_embedding(module, module.embedding, projection_bias=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        for layer in (module.blocks[0].up, module.lift):
+            x = torch.ones(2, layer.in_features)
+            assert layer(x).dtype == torch.bfloat16
+
+
+def test_writing_into_a_derived_weight_lasts_for_no_other_read() -> None:
+    for name, options in (("Encoder", {}), ("Chain", {"virtual": False, "init": "paper"})):
+        module, sharing = shared(name, **options)
+        tokens, _ = batch()
+        owner, _, weight = sharing.plan.groups[0].slots[0].rpartition(".")
+        table = module.embedding.weight.detach().clone()
+        module.eval()
+        with torch.no_grad():
+            before = module(tokens)
+            getattr(module.get_submodule(owner), weight).zero_()
+            assert torch.equal(module(tokens), before)
+        assert torch.equal(module.embedding.weight, table)
+
+
+def test_a_table_that_forward_normalises() -> None:
+    class Normalised(Encoder):
+        def forward(self, tokens, padding=None):
+            with torch.no_grad():
+                self.embedding.weight.mul_(0.5)
+            return super().forward(tokens, padding)
+
+    torch.manual_seed(0)
+    module = Normalised().double()
+    share_from_embedding(module, module.embedding)
+    tokens, _ = batch()
+    for context in (torch.no_grad, torch.enable_grad):
+        module.eval()
+        with context():
+            output = module(tokens)
+        plain = materialize(copy.deepcopy(module))
+        torch.testing.assert_close(output, Encoder.forward(plain, tokens))
+        if output.requires_grad:
+            output.sum().backward()
+
+
+def test_another_embedding_is_an_error_at_the_next_use(tmp_path) -> None:
+    module, _ = shared("Narrow")
+    module.embedding = nn.Embedding(TOKENS, 3).double()
+    with pytest.raises(ShareError, match="embedding was replaced after sharing.*materialize"):
+        module(*batch())
+    module, _ = shared("Narrow")
+    module.embedding.weight = nn.Parameter(torch.randn(TOKENS + 1, 3).double())
+    with pytest.raises(ShareError, match="the table embedding is 61 x 3, the plan's is 60 x 3"):
+        module(*batch())
+
+
+def test_a_copy_of_a_part_is_refused() -> None:
+    module, _ = shared("Encoder")
+    for root in (module, copy.deepcopy(module)):
+        with pytest.raises(ShareError, match="copy the whole module, or materialize"):
+            copy.deepcopy(root.encoder)
+    copy.deepcopy(materialize(module).encoder)
+
+
+def test_layers_make_ordinary_layers() -> None:
+    module, _ = shared("Narrow")
+    layer = type(module.blocks[0].up)(4, 5)
+    assert type(layer) is nn.Linear
+    assert layer.weight.shape == (5, 4)
+
+
+def test_a_parametrized_bias_beside_a_derived_weight() -> None:
+    module, _ = shared("Narrow")
+    layer = module.blocks[0].up
+    before = module(*batch())
+    nn.utils.parametrize.register_parametrization(layer, "bias", nn.Identity())
+    assert torch.equal(module(*batch()), before)
+    with pytest.raises(ShareError, match="changed this ParametrizedLinear after it was shared"):
+        materialize(module)
+    nn.utils.parametrize.remove_parametrizations(layer, "bias")
+    torch.testing.assert_close(materialize(module)(*batch()), before)
+
+
+def test_reading_and_training_threads_do_not_disturb_each_other() -> None:
+    module, _ = shared("Encoder")
+    module.eval()
+    tokens, _ = batch()
+    expected, errors = module(tokens), []
+
+    def work(gradients: bool) -> None:
+        try:
+            for _ in range(100):
+                with torch.set_grad_enabled(gradients):
+                    torch.testing.assert_close(module(tokens), expected)
+                    module.encoder.layers[0].linear1.weight.sum()
+        except Exception as error:  # raised in the main thread below
+            errors.append(error)
+
+    _in_threads(work, [True, False])
+    assert errors == []
+
+
+def test_containers_keep_their_length() -> None:
+    module, sharing = shared("Chain")
+    assert len(module) == 4
+    assert type(module[-1]) is nn.Linear
+    assert "0.paramshare.projection" in module.state_dict()
+    assert sharing.stored_parameters == sum(p.numel() for p in module.parameters())
+    materialize(module)
+    assert not hasattr(module[0], "paramshare")

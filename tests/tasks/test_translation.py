@@ -198,6 +198,22 @@ def test_a_checkpoint_of_other_options_is_refused(corpus: Path) -> None:
         model.load_state_dict(plain.state_dict())
 
 
+def test_moving_averages(corpus: Path) -> None:
+    """fairseq's EMA goes over the state_dict, where the plan lies."""
+    from fairseq.dataclass.configs import EMAConfig
+    from fairseq.models.ema.ema import EMA
+
+    _, model = build(corpus / "joined", "--share-all-embeddings")
+    average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
+    start = model.paramshare.projection.detach().clone()
+    with torch.no_grad():
+        model.paramshare.projection.add_(1.0)
+    average.step(model, 1)
+    torch.testing.assert_close(average.model.paramshare.projection, start + 0.5)
+    model.load_state_dict(average.model.state_dict())
+    assert torch.equal(model.paramshare.projection, average.model.paramshare.projection)
+
+
 def test_importing_twice_is_harmless() -> None:
     """By path, as --user-dir does, and as a package, in one process."""
     for _ in range(2):
