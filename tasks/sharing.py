@@ -147,10 +147,14 @@ def _check_plan(
     errors: list[str],
 ) -> None:
     stored = state.pop(f"{prefix}{_PLAN}", None)
-    if stored is None:
-        errors.append(f"{prefix}plan is missing: this is no checkpoint of a shared model")
+    if stored is None:  # torch reports this where the loading is strict
+        missing.append(f"{prefix}{_PLAN}")
         return
-    plan = SharingPlan.from_dict(json.loads(bytes(stored.tolist())))
+    try:
+        plan = SharingPlan.from_dict(json.loads(bytes(stored.long().tolist())))
+    except ValueError as error:
+        errors.append(f"{prefix}{_PLAN} is damaged: {error}")
+        return
     difference = plan.difference(pool.plan)
     if difference is not None:
         errors.append(
