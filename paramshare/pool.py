@@ -1,9 +1,8 @@
-"""The pool: what the weights are read from, and for how long a generated weight is held."""
+"""The pool: what the weights are read from, and how they are derived from it."""
 
 from __future__ import annotations
 
 import copy
-import threading
 import weakref
 from typing import Any
 
@@ -12,20 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from paramshare.errors import ShareError
+from paramshare.held import Frame, Holder, look_up, look_up_weight, put, put_weight
 from paramshare.layout import read, table_blocks, virtual_columns
 from paramshare.plan import Group, SharingPlan
-
-# What was derived from one state of the table and the projection: (what, gradients on?, autocast
-# dtype) -> tensors. The modes are in the key, since a tensor made in one is wrong in another: a
-# weight first read under no_grad would silently not train.
-Frame = dict[tuple[Any, ...], Any]
-
-# The tensors that everything is derived from: each, an alias of it, its version and its like.
-State = list[tuple[Tensor, Tensor, Any]]
-_STATE = ("state",)  # its key in a frame
-
-# Not in torch 2.6, where torch.export of a part goes unnoticed.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 _ALIVE: weakref.WeakSet[Pool] = weakref.WeakSet()
 
@@ -43,13 +31,6 @@ def columns_taken(table: nn.Parameter) -> list[tuple[int, int]]:
         if pool.projection is None and table_of(pool.embedding) is table
         for group in pool.plan.groups
     )
-
-
-class _Held(threading.local):
-    """The frame of the forward pass that runs in this thread, if one does."""
-
-    def __init__(self) -> None:
-        self.frame: Frame | None = None
 
 
 class Pool(nn.Module):
@@ -70,7 +51,6 @@ class Pool(nn.Module):
         self.plan = plan
         self._root: weakref.ref[nn.Module] | None = weakref.ref(root)
         self.embedding: nn.Module
-        self._kept: Frame | None
         self.scale: Tensor | None
         # Not registered: the table has its place in the state_dict already. The module and not
         # its weight, since trainers and loaders replace the tensor.
@@ -90,7 +70,7 @@ class Pool(nn.Module):
             self.register_buffer("scale", empty(len(plan.groups)))
         else:
             self.scale = None
-        self._forget()
+        self._start()
 
     # ------------------------------------------------------------------ what is stored
 
@@ -127,10 +107,10 @@ class Pool(nn.Module):
     def weight(self, index: int, training: bool) -> Tensor:
         """The `(rows, cols)` weight of a group, generated if it is not at hand."""
         frame = self._frame(training)
-        weight = self._weight_in(frame, index)
+        weight = look_up_weight(frame, index, self._device)
         if weight is None:
             weight = self._generate([index], frame)[0]
-            self._put_weight(frame, index, weight)
+            put_weight(frame, index, self._device, weight)
         return weight
 
     def factors(self, index: int, training: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -146,24 +126,35 @@ class Pool(nn.Module):
         all_groups: generates the materialized groups now, in one product. Returns what
         `leave` wants back.
         """
-        outer = self._held.frame
+        outer = self.holder.running
         if outer is None:
             frame = self._frame(training, whole=all_groups)
             if all_groups:
                 missing = [
                     index
                     for index, group in enumerate(self.plan.groups)
-                    if group.execution == "materialized" and self._weight_in(frame, index) is None
+                    if group.execution == "materialized"
+                    and look_up_weight(frame, index, self._device) is None
                 ]
                 weights = self._generate(missing, frame) if missing else []
                 for index, weight in zip(missing, weights, strict=True):
-                    self._put_weight(frame, index, weight)
-            self._held.frame = frame
+                    put_weight(frame, index, self._device, weight)
+            self.holder.running = frame
         return outer
 
     def leave(self, outer: Frame | None) -> None:
         """Ends what `enter` began: the outermost drops what was held."""
-        self._held.frame = outer
+        self.holder.running = outer
+
+    def _frame(self, training: bool, whole: bool = False) -> Frame:
+        tensors = (table_of(self.embedding), self.projection, self.bias, self.scale)
+        return self.holder.frame([t for t in tensors if t is not None], training, whole)
+
+    @property
+    def _device(self) -> str:
+        return table_of(self.embedding).device.type
+
+    # ------------------------------------------------------------------ what becomes of it
 
     def check_embedding(self, root: nn.Module) -> None:
         """Raises ShareError where the shared module has another embedding by now: its weights
@@ -177,96 +168,30 @@ class Pool(nn.Module):
                 "old one; call paramshare.materialize, replace it, and share again"
             )
 
-    # ------------------------------------------------------------------ how long it is held
-
-    def _frame(self, training: bool, whole: bool = False) -> Frame:
-        """Where to look for what was derived, and where to put it.
-
-        The running forward's; outside of one, in eval mode without gradients, that of the last
-        such read, so that decoding step by step does not generate at every step; else an empty
-        one that nobody keeps. Never one of another state of table and projection.
-        """
-        held = self._held.frame
-        if torch.compiler.is_compiling():
-            if held is not None:
-                # Compiled code reads what is held and does not add to it: a tensor that leaves
-                # its graph is a copy without the gradient that we give it.
-                return dict(held)
-            if _is_exporting() and not whole:
-                raise ShareError(
-                    "torch.export of a part of a shared module would bake its weights in as "
-                    "constants; export the module that share_from_embedding was called on"
-                )
-            return {}
-        state = self._state()
-        if held is not None:
-            if _same(held.get(_STATE), state):
-                return held
-            # Table or projection were changed by the forward that runs.
-            self._held.frame = {_STATE: state}
-            return self._held.frame
-        if training or torch.is_grad_enabled() or state is None or torch.jit.is_tracing():
-            self._kept = None
-            return {_STATE: state}
-        kept = self._kept  # once: another thread may drop it meanwhile
-        if kept is None or not _same(kept[_STATE], state):
-            kept = self._kept = {_STATE: state}
-        return kept
-
-    def _state(self) -> State | None:
-        """The tensors that everything is derived from, with what shows that they have changed.
-
-        None for tensors that have no such marks: inference tensors, and those of torch.func.
-        The detached alias keeps the memory, so that its address cannot come back as another's.
-        """
-        state: State = []
-        for tensor in (table_of(self.embedding), self.projection, self.bias, self.scale):
-            if tensor is None:
-                continue
-            try:
-                mark = (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device)
-            except RuntimeError:
-                return None
-            inference = torch.is_inference_mode_enabled()
-            state.append((tensor, tensor.detach(), (*mark, inference)))
-        return state
-
-    def _weight_in(self, frame: Frame, index: int) -> Tensor | None:
-        """The group's weight if it is there, and nobody has written into it."""
-        found = self._look_up(frame, ("weight", index))
-        if found is None or (not torch.compiler.is_compiling() and found[1] != _version(found[0])):
-            return None
-        return found[0]
-
-    def _put_weight(self, frame: Frame, index: int, weight: Tensor) -> None:
-        version = 0 if torch.compiler.is_compiling() else _version(weight)
-        frame[self._key(("weight", index))] = (weight, version)
-
     def train(self, mode: bool = True) -> Pool:
         """Also drops what was kept for decoding."""
-        self._kept = None
+        self.holder.kept = None
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self._kept = None
+        self.holder.kept = None
         return super()._apply(*args, **kwargs)
 
     def retire(self) -> None:
         """Gives its columns back: nothing reads them any more."""
         _ALIVE.discard(self)
 
-    def _forget(self) -> None:
-        self._held = _Held()
-        self._kept = None
+    def _start(self) -> None:
+        self.holder = Holder()
         _ALIVE.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_held", "_kept", "_root")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("holder", "_root")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._root = None
-        self._forget()
+        self._start()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
         root = self._root() if self._root is not None else None
@@ -322,49 +247,34 @@ class Pool(nn.Module):
     def _parts(self, frame: Frame) -> list[tuple[Tensor, Tensor | None]]:
         """Each group's columns of the projection and its bias; for EPS, of the table."""
         key = ("parts",)
-        parts = self._look_up(frame, key)
+        parts = look_up(frame, key, self._device)
         if parts is None:
             source = self._table(frame) if self.projection is None else self.projection
             columns = _split(source, self.plan.groups)
             biases = _split(self.bias, self.plan.groups)
-            parts = frame[self._key(key)] = list(zip(columns, biases, strict=True))
+            parts = put(frame, key, self._device, list(zip(columns, biases, strict=True)))
         return parts
 
     def _table(self, frame: Frame) -> Tensor:
         """The table, through which only a share of the weights' gradient flows back."""
         key = ("table",)
-        table = self._look_up(frame, key)
+        table = look_up(frame, key, self._device)
         if table is None:
             table = table_of(self.embedding)
             _check_size(self.embedding, self.plan)
             if self.plan.table_gradient != 1 and torch.is_grad_enabled():
                 table = _ScaleGradient.apply(table, self.plan.table_gradient)
-            frame[self._key(key)] = table
+            put(frame, key, self._device, table)
         return table
 
     def _table_blocks(self, frame: Frame, cols: int, blocks: int) -> Tensor:
         """One view a shape, so that backward pads its gradient to the whole table once."""
         key = ("blocks", cols, blocks)
-        view = self._look_up(frame, key)
+        view = look_up(frame, key, self._device)
         if view is None:
-            view = frame[self._key(key)] = table_blocks(self._table(frame), cols, blocks)
+            view = table_blocks(self._table(frame), cols, blocks)
+            put(frame, key, self._device, view)
         return view
-
-    def _key(self, what: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (what, torch.is_grad_enabled(), self._autocast())
-
-    def _look_up(self, frame: Frame, what: tuple[Any, ...]) -> Any:
-        autocast = self._autocast()
-        found = frame.get((what, torch.is_grad_enabled(), autocast))
-        if found is None and not torch.is_grad_enabled():
-            found = frame.get((what, True, autocast))  # one with a graph serves without, too
-        return found
-
-    def _autocast(self) -> torch.dtype | None:
-        device = table_of(self.embedding).device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):
-            return None
-        return torch.get_autocast_dtype(device)
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -431,15 +341,3 @@ def _unpack(packed: tuple[Tensor, int]) -> Tensor:
             "the table or the projection was modified in place between forward and backward"
         )
     return tensor
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _same(a: State | None, b: State | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return len(a) == len(b) and all(
-        x is y and mark == other for (x, _, mark), (y, _, other) in zip(a, b, strict=True)
-    )

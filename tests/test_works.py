@@ -491,7 +491,7 @@ def test_nothing_is_alive_after_a_training_step() -> None:
     seen = []
 
     def look(layer, args, output):
-        held = sharing.pool._held.frame.values()
+        held = sharing.pool.holder.running.values()
         seen.extend(weakref.ref(w[0]) for w in held if isinstance(w, tuple))
 
     hook = module.encoder.layers[0].linear1.register_forward_hook(look)
@@ -502,15 +502,15 @@ def test_nothing_is_alive_after_a_training_step() -> None:
     del loss
     gc.collect()
     assert [ref() for ref in seen] == [None] * 4
-    assert sharing.pool._held.frame is None
-    assert sharing.pool._kept is None
+    assert sharing.pool.holder.running is None
+    assert sharing.pool.holder.kept is None
 
 
 def test_an_error_in_forward_leaves_nothing_held() -> None:
     module, sharing = shared("Encoder")
     with pytest.raises(IndexError):
         module(torch.full((1, 3), TOKENS + 5))
-    assert sharing.pool._held.frame is None
+    assert sharing.pool.holder.running is None
     tokens, _ = batch()
     with torch.no_grad():
         module.embedding.weight.mul_(2)
