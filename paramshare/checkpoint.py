@@ -116,7 +116,10 @@ def _rewrites(module: nn.Module, plans: list[tuple[str, SharingPlan]], path: Pat
     own = [(root, pool.plan) for root, pool in named_pools(module)]
     try:
         if not own:
-            return [prepare(module.get_submodule(root), plan) for root, plan in plans]
+            rewrites: list[Rewrite] = []
+            for root, plan in plans:
+                rewrites.append(prepare(module.get_submodule(root), plan, rewrites))
+            return rewrites
     except (ShareError, AttributeError) as error:
         raise ShareError(f"{path} does not fit the module: {error}") from None
     if [root for root, _ in own] != [root for root, _ in plans]:
@@ -148,11 +151,12 @@ def _check_tensors(
         for owner, weights in rewrite.sources.items():
             for prefix in paths[owner]:
                 for name in weights:
-                    del expected[prefix + name]
+                    if expected.pop(prefix + name, None) is None:
+                        raise ShareError(f"{path}: {prefix}{name} is shared by two of its plans")
         stored = rewrite.pool.state_dict()
         for prefix in paths[rewrite.home]:
-            name = rewrite.name.rpartition(".")[2]
-            expected.update({f"{prefix}{name}.{key}": tuple(t.shape) for key, t in stored.items()})
+            for name, tensor in stored.items():
+                expected[f"{prefix}{rewrite.name}.{name}"] = tuple(tensor.shape)
     found = {**shapes, **{name: shapes[kept] for name, kept in tied.items()}}
     for name in expected:
         if name not in found:

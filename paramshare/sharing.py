@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import nn
@@ -123,27 +124,20 @@ class Rewrite:
     module: nn.Module
     pool: Pool
     sources: dict[nn.Module, dict[str, derived.Source]]
-
-    def __post_init__(self) -> None:
-        # In a container that is shared itself, a pool would be one of the layers: it lies in the
-        # embedding then.
-        home = self.module
-        self.name = _free_name(home)
-        if isinstance(home, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            home = self.pool.embedding
-            self.name = f"{self.pool.plan.table}.{_free_name(home)}"
-        self.home = home
+    home: nn.Module  # where the pool will be registered, and
+    name: str  # under which name
 
     def commit(self) -> Pool:
-        self.home.add_module(self.name.rpartition(".")[2], self.pool)
+        self.home.add_module(self.name, self.pool)
         for owner in dict.fromkeys((*self.sources, self.module)):
             pool = self.pool if owner is self.module else None
             derived.derive(owner, self.sources.get(owner, {}), pool)
         return self.pool
 
 
-def prepare(module: nn.Module, plan: SharingPlan) -> Rewrite:
-    """Checks that the plan fits the module and makes its pool. Raises ShareError."""
+def prepare(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = ()) -> Rewrite:
+    """Checks that the plan fits the module and makes its pool. `earlier`: rewrites that will be
+    committed before this one. Raises ShareError."""
     pool = Pool(module, plan)
     new: dict[nn.Module, dict[str, derived.Source]] = {}
     parameters = []
@@ -165,7 +159,13 @@ def prepare(module: nn.Module, plan: SharingPlan) -> Rewrite:
     if not table_of(pool.embedding).is_meta:
         pool.reset_parameters()
     pool.requires_grad_(any(parameter.requires_grad for parameter in parameters))
-    return Rewrite(module, pool, new)
+    # In a container that is shared itself, a pool would be one of the layers.
+    container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    home = pool.embedding if container else module
+    candidates = (f"paramshare_{n}" if n > 1 else "paramshare" for n in count(1))
+    taken = {rewrite.name for rewrite in earlier if rewrite.home is home}
+    name = next(name for name in candidates if name not in taken and not hasattr(home, name))
+    return Rewrite(module, pool, new, home, name)
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def materialize(module: nn.Module) -> nn.Module:
         derived.restore(owner, weights, pools)
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
-            if isinstance(child, Pool):
+            if any(child is pool for pool in pools):
                 delattr(part, name)
     for pool in pools:
         pool.retire()
@@ -320,8 +320,3 @@ def _check_frozen(slots: list[Slot], table: Parameter, virtual: bool) -> None:
             "the table is frozen (requires_grad=False): with EPS none of the weights would ever "
             "train; unfreeze it, or use virtual=True"
         )
-
-
-def _free_name(module: nn.Module) -> str:
-    names = ["paramshare", *(f"paramshare_{n}" for n in range(2, 2 + len(module._modules)))]
-    return next(name for name in names if not hasattr(module, name))

@@ -67,6 +67,30 @@ def test_a_model_of_two_tables(tmp_path) -> None:
     assert other.decoder.embedding is other.encoder.embedding
 
 
+def test_two_calls_on_one_module(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Narrow")
+    for ending in ("up.weight", "down.weight"):
+        share_from_embedding(module, module.embedding, select=lambda p, o: p.endswith(ending))  # noqa: B023
+    save_model(module, path)
+    other = build("Narrow", seed=1)
+    load_model(other, path)
+    assert list(other.state_dict()) == list(module.state_dict())
+    assert torch.equal(other(*batch()), module(*batch()))
+
+    def twice(tensors, metadata):
+        content = json.loads(metadata["paramshare"])
+        content["sharings"][1] = content["sharings"][0]
+        metadata["paramshare"] = json.dumps(content)
+
+    _rewrite(path, twice)
+    other = build("Narrow", seed=1)
+    before = snapshot(other)
+    with pytest.raises(ShareError, match="blocks.0.up.weight is shared by two of its plans"):
+        load_model(other, path)
+    assert snapshot(other) == before
+
+
 def test_a_plain_module(tmp_path) -> None:
     module = build("Encoder")
     save_model(module, tmp_path / "m.safetensors")
