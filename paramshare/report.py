@@ -143,7 +143,7 @@ class Sharing:
 
     def _draw_sizes(self, axes: Axes) -> None:
         table = self.plan.tokens * self.plan.features
-        own = sum(t.numel() for t in self.pool.state_dict().values())
+        own = count_parameters(self.pool)
         rest = self.stored_parameters - table - own
         left = 0
         what = "projection" if self.plan.virtual else "constants"
@@ -152,6 +152,7 @@ class Sharing:
             left += size
         axes.barh(0, self.dense_parameters, color="0.7", label=f"dense {self.dense_parameters:,}")
         axes.set_yticks([0, 1], ["dense", "stored"])
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel(f"parameters (compression {self.compression:.2f}x)")
         axes.legend(fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 

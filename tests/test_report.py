@@ -68,6 +68,18 @@ def test_plot(tmp_path, ending: str) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_plot_shows_the_parts_of_what_is_stored(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    module = build("Encoder")
+    sharing = share_from_embedding(module, module.embedding)
+    sharing.plot(tmp_path / "columns.svg")
+    text = (tmp_path / "columns.svg").read_text("utf8")
+    rest = sharing.stored_parameters - 60 * 16 - 16 * 38
+    for label in ("table 960", "projection 608", f"not shared {rest:,}"):
+        assert f"<!-- {label} -->" in text
+    assert f"<!-- dense {sharing.dense_parameters:,} -->" in text
+
+
 def test_plot_of_an_unknown_kind(tmp_path) -> None:
     pytest.importorskip("matplotlib")
     module = build("Encoder")

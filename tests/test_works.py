@@ -385,6 +385,9 @@ def test_exports_whole(name: str) -> None:
     assert not program.constants or all(t.numel() < 100 for t in program.constants.values())
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="torch 2.6 does not say that it exports"
+)
 def test_export_of_a_part_is_refused() -> None:
     module, _ = shared("Encoder")
     with pytest.raises(Exception, match="export the module that share_from_embedding"):
