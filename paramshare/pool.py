@@ -159,7 +159,9 @@ class Pool(nn.Module):
     def check_embedding(self, root: nn.Module) -> None:
         """Raises ShareError where the shared module has another embedding by now: its weights
         would be read from a table that nobody sees, moves, trains or saves."""
-        embedding = root.get_submodule(self.plan.table)
+        embedding = root
+        for name in filter(None, self.plan.table.split(".")):  # compilers know no get_submodule
+            embedding = getattr(embedding, name)
         if embedding is not self.embedding and all(
             part is not self.embedding for part in embedding.modules()
         ):
@@ -183,6 +185,7 @@ class Pool(nn.Module):
 
     def _start(self) -> None:
         self.holder = Holder()
+        self._sizes, self._piece_of = _pieces(self.plan.groups, self.plan.columns)
         _ALIVE.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -250,10 +253,15 @@ class Pool(nn.Module):
         parts = look_up(frame, key, self._device)
         if parts is None:
             source = self._table(frame) if self.projection is None else self.projection
-            columns = _split(source, self.plan.groups)
-            biases = _split(self.bias, self.plan.groups)
+            columns = self._split(source)
+            biases = [None] * len(columns) if self.bias is None else self._split(self.bias)
             parts = put(frame, key, self._device, list(zip(columns, biases, strict=True)))
         return parts
+
+    def _split(self, tensor: Tensor) -> list[Tensor]:
+        """The groups' columns of the last dimension, by one split."""
+        pieces = tensor.split(self._sizes, dim=-1)
+        return [pieces[index] for index in self._piece_of]
 
     def _table(self, frame: Frame) -> Tensor:
         """The table, through which only a share of the weights' gradient flows back."""
@@ -304,30 +312,17 @@ def _check_size(embedding: nn.Module, plan: SharingPlan) -> None:
         )
 
 
-def _split(tensor: Tensor | None, groups: tuple[Group, ...]) -> list[Any]:
-    """The groups' columns of the last dimension, by one split."""
-    if tensor is None:
-        return [None] * len(groups)
-    order = sorted(range(len(groups)), key=lambda index: groups[index].start)
+def _pieces(groups: tuple[Group, ...], width: int) -> tuple[list[int], list[int]]:
+    """Sizes of the pieces that a width splits into, and which piece is each group's."""
     sizes: list[int] = []
-    owners: list[int | None] = []  # of each piece: a group, or nobody
+    piece_of = [0] * len(groups)
     position = 0
-    for index in order:
+    for index in sorted(range(len(groups)), key=lambda index: groups[index].start):
         group = groups[index]
-        if group.start > position:
-            sizes.append(group.start - position)
-            owners.append(None)
-        sizes.append(group.columns)
-        owners.append(index)
+        sizes += [group.start - position, group.columns]  # what nobody reads, then the group's
+        piece_of[index] = len(sizes) - 1
         position = group.start + group.columns
-    if position < tensor.shape[-1]:
-        sizes.append(tensor.shape[-1] - position)
-        owners.append(None)
-    pieces: list[Any] = [None] * len(groups)
-    for owner, piece in zip(owners, tensor.split(sizes, dim=-1), strict=True):
-        if owner is not None:
-            pieces[owner] = piece
-    return pieces
+    return [*sizes, width - position], piece_of
 
 
 def _pack(tensor: Tensor) -> tuple[Tensor, int]:
