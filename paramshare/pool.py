@@ -160,7 +160,7 @@ class Pool(nn.Module):
         """Raises ShareError where the shared module has another embedding by now: its weights
         would be read from a table that nobody sees, moves, trains or saves."""
         embedding = root
-        for name in filter(None, self.plan.table.split(".")):  # compilers know no get_submodule
+        for name in self.plan.table.split("."):  # compilers know no get_submodule
             embedding = getattr(embedding, name)
         if embedding is not self.embedding and all(
             part is not self.embedding for part in embedding.modules()
