@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from typing import Any
 
@@ -199,13 +200,15 @@ class Pool(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
         root = self._root() if self._root is not None else None
         if root is not None and id(root) not in memo:
-            raise ShareError(
-                "a copy of a part of a shared module would read a table of its own, which nobody "
-                "sees, trains or saves; copy the whole module, or materialize it first"
+            # No error: the copy computes the same, and tracers make such copies.
+            warnings.warn(
+                "a copy of a part of a shared module reads a table of its own, which is not among "
+                "the copy's parameters; copy the whole module, or materialize it first",
+                stacklevel=2,
             )
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        if root is not None:
+        if root is not None and id(root) in memo:
             copied._root = weakref.ref(memo[id(root)])
         return copied
 

@@ -8,6 +8,7 @@ import inspect
 import io
 import pickle
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -373,12 +374,14 @@ def test_layers_compiled_by_themselves_use_what_the_root_holds() -> None:
     assert not any(target is torch.cat for graph in graphs for target in graph)
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ["Encoder", "Seq2Seq", "Narrow", "Recurring"])
-def test_exports_whole(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:a copy of a part of a shared module")  # strict tracing
+def test_exports_whole(name: str, strict: bool) -> None:
     module, _ = shared(name)
     module.eval()
     tokens, padding = batch()
-    program = torch.export.export(module, (tokens, padding))
+    program = torch.export.export(module, (tokens, padding), strict=strict)
     exported = program.module()
     torch.testing.assert_close(exported(tokens, padding), module(tokens, padding))
     assert set(program.state_dict) == set(module.state_dict())
@@ -677,12 +680,17 @@ def test_another_embedding_is_an_error_at_the_next_use(tmp_path) -> None:
         module(*batch())
 
 
-def test_a_copy_of_a_part_is_refused() -> None:
+def test_a_copy_of_a_part_warns() -> None:
     module, _ = shared("Encoder")
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
     for root in (module, copy.deepcopy(module)):
-        with pytest.raises(ShareError, match="copy the whole module, or materialize"):
-            copy.deepcopy(root.encoder)
-    copy.deepcopy(materialize(module).encoder)
+        with pytest.warns(UserWarning, match="copy the whole module, or materialize"):
+            part = copy.deepcopy(root.encoder)
+        assert torch.equal(part(x), module.encoder(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(module)
+        copy.deepcopy(materialize(module).encoder)
 
 
 def test_layers_make_ordinary_layers() -> None:
