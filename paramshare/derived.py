@@ -114,7 +114,9 @@ def _make_class(
     base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool
 ) -> type[nn.Module]:
     def create(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
-        return base(*args, **kwargs)  # type(layer)(...) makes an ordinary layer
+        if args or kwargs:
+            return base(*args, **kwargs)  # type(layer)(...) makes an ordinary layer
+        return object.__new__(cls)  # what copying does
 
     def reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
         """Copies and pickles: the class is made again from its base, which can be imported."""
@@ -151,7 +153,8 @@ _derived_class: Callable[..., type[nn.Module]] = functools.cache(_make_class)
 
 
 def _rebuild(base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool) -> Any:
-    return object.__new__(_derived_class(base, names, factored, root))
+    cls = _derived_class(base, names, factored, root)
+    return cls.__new__(cls)
 
 
 def _weight_property(name: str) -> property:
