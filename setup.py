@@ -10,12 +10,13 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "paramshare" / "__init__.py").read_text("utf8"), re.M
 )[1]
 
+# Lower bounds are versions that the tests were run with.
 EXTRAS = {
     # Upstream fairseq 0.12.2 does not import on Python 3.11; this is its maintained repair.
-    "fairseq": ["fairseq-fixed>=0.12.3.1", "sacrebleu>=2.4"],
-    "plot": ["matplotlib>=3.7"],
-    "recipes": ["sentencepiece>=0.2", "sacrebleu>=2.4", "matplotlib>=3.7", "rich>=13"],
-    "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.11", "numpy>=1.26"],
+    "fairseq": ["fairseq-fixed>=0.12.3.1", "numpy>=1.26.4"],
+    "plot": ["matplotlib>=3.7.5"],
+    "recipes": ["sentencepiece>=0.2.3", "sacrebleu>=2.6", "matplotlib>=3.7.5", "rich>=15"],
+    "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.17", "mypy>=2.4"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
