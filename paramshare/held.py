@@ -8,7 +8,6 @@ so that decoding step by step does not generate at every step; everything else i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from paramshare.errors import ShareError
 # one is wrong in another: a weight first read under no_grad would silently not train.
 Frame = dict[tuple[Any, ...], Any]
 
-# The tensors that everything is derived from: each, an alias of it, its version and its like.
-State = list[tuple[Tensor, Tensor, Any]]
+# The tensors that everything in a frame is derived from: each, an alias of it, and its marks. None
+# for tensors that have no marks.
+State = list[tuple[Tensor, Tensor, Any]] | None
 _STATE = ("state",)  # its key in a frame
 
 # Not in torch 2.6, where torch.export of a part goes unnoticed.
@@ -51,7 +51,7 @@ class Holder:
     def running(self, frame: Frame | None) -> None:
         self._running.frame = frame
 
-    def frame(self, tensors: Iterable[Tensor], training: bool, whole: bool = False) -> Frame:
+    def frame(self, tensors: list[Tensor], training: bool, whole: bool = False) -> Frame:
         """Where to look for what was derived from `tensors`, and where to put it.
 
         whole: asked for by a forward of the whole shared module. Raises ShareError where
@@ -69,18 +69,18 @@ class Holder:
                     "constants; export the module that share_from_embedding was called on"
                 )
             return {}
-        state = _state(tensors)
         if running is not None:
-            if not _same(running.get(_STATE), state):
+            if not _is_of(running, tensors):
                 # Table or projection were changed by the forward that runs.
-                running = self.running = {_STATE: state}
+                running = self.running = {_STATE: _state(tensors)}
             return running
-        if training or torch.is_grad_enabled() or state is None or torch.jit.is_tracing():
+        if training or torch.is_grad_enabled() or torch.jit.is_tracing():
             self.kept = None
-            return {_STATE: state}
+            return {_STATE: _state(tensors)}
         kept = self.kept  # once: another thread may drop it meanwhile
-        if kept is None or not _same(kept[_STATE], state):
-            kept = self.kept = {_STATE: state}
+        if kept is None or not _is_of(kept, tensors):
+            kept = {_STATE: _state(tensors)}
+            self.kept = kept if kept[_STATE] is not None else None
         return kept
 
 
@@ -126,23 +126,30 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _state(tensors: Iterable[Tensor]) -> State | None:
-    """None for tensors without such marks: inference tensors, and those of torch.func. The alias
-    keeps the memory, so that its address cannot come back as another's."""
+def _mark(tensor: Tensor) -> Any:
+    """What shows that a tensor has changed. Inference tensors, and those of torch.func, have no
+    such marks: RuntimeError."""
     inference = torch.is_inference_mode_enabled()
-    state: State = []
-    for tensor in tensors:
-        try:
-            mark = (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device, inference)
-        except RuntimeError:
-            return None
-        state.append((tensor, tensor.detach(), mark))
-    return state
+    return tensor._version, tensor.data_ptr(), tensor.dtype, tensor.device, inference
 
 
-def _same(a: State | None, b: State | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return len(a) == len(b) and all(
-        x is y and mark == other for (x, _, mark), (y, _, other) in zip(a, b, strict=True)
-    )
+def _state(tensors: list[Tensor]) -> State:
+    """The alias keeps the memory, so that its address cannot come back as another's."""
+    try:
+        return [(tensor, tensor.detach(), _mark(tensor)) for tensor in tensors]
+    except RuntimeError:
+        return None
+
+
+def _is_of(frame: Frame, tensors: list[Tensor]) -> bool:
+    """Whether the frame was derived from these tensors as they are now."""
+    state: State = frame.get(_STATE)
+    if state is None:
+        return True  # a running forward's, of tensors without marks, or begun in compiled code
+    try:
+        return len(state) == len(tensors) and all(
+            known is tensor and mark == _mark(tensor)
+            for (known, _, mark), tensor in zip(state, tensors, strict=True)
+        )
+    except RuntimeError:
+        return False
