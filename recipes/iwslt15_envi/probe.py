@@ -47,7 +47,9 @@ def run(size: str, model: str, table_gradient: float | None, lr: float, data: Pa
     if table_gradient is not None:
         extra += ("--share-table-gradient", str(table_gradient))
     with tempfile.TemporaryDirectory() as out:
-        command = train.command(model, size, data, Path(out), lr=lr, updates=UPDATES, extra=extra)
+        command = train.command(
+            model, size, data, Path(out), lr=lr, warmup=200, updates=UPDATES, extra=extra
+        )
         done = subprocess.run(command, capture_output=True, text=True)
     perplexities = re.findall(
         r"valid on 'valid' subset .*? ppl ([\d.]+)", done.stderr + done.stdout
