@@ -37,7 +37,8 @@ def columns_taken(table: nn.Parameter) -> list[tuple[int, int]]:
 class Pool(nn.Module):
     """Owns the projection (VEPS) or the constants (EPS), refers to the embedding module.
 
-    It is registered once, under the shared module. `projection` is `(features, columns)`, its
+    It is registered once, under the shared module (under the embedding where that is a container,
+    whose children are its layers). `projection` is `(features, columns)`, its
     optional `bias` `(columns,)`; `scale`, a buffer, has one number a group.
     """
 
