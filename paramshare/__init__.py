@@ -2,10 +2,10 @@
 
 from paramshare.checkpoint import load_model, save_model
 from paramshare.errors import ShareError
+from paramshare.kinds import register_kind
 from paramshare.plan import SharingPlan
 from paramshare.report import Sharing
 from paramshare.sharing import materialize, share_from_embedding
-from paramshare.slots import register_kind
 
 __version__ = "0.1.0"
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
+from paramshare import weight_norm
 from paramshare.errors import ShareError
 from paramshare.factored import factored_linear
+from paramshare.kinds import kind_of_class
 
 if TYPE_CHECKING:
     from paramshare.pool import Pool
@@ -35,7 +37,12 @@ class Source:
     pool: Pool
     group: int
     shape: tuple[int, ...]  # as the owner's Parameter had it
+    out_last: bool  # its last dimension is the output
     before: tuple[str, ...]  # the owner's Parameters that stood before it
+
+    def read(self, training: bool) -> Tensor:
+        weight = self.pool.weight(self.group, training)
+        return (weight.t() if self.out_last else weight).view(self.shape)
 
 
 def sources(module: nn.Module) -> dict[str, Source]:
@@ -59,6 +66,13 @@ def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None
     for name in new:
         del module._parameters[name]
     _set(module, {**sources(module), **new}, pools(module) + ((pool,) if pool else ()))
+    for name in new:
+        normed = weight_norm.normed_name(module, name)
+        if normed is not None:
+            weight_norm.on_derive(module, normed)
+    members = kind_of_class(type(module)).members
+    if members is not None and new:
+        members.on_derive(module)  # type: ignore[attr-defined]
 
 
 def check_derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
@@ -71,6 +85,7 @@ def check_derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -
 
 def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Pool]) -> None:
     """Undoes `derive`: the given Parameters stand where the old ones stood, pools are let go."""
+    normed = [weight_norm.normed_name(module, name) for name in weights]
     remaining = dict(sources(module))
     for name, weight in weights.items():
         before = remaining.pop(name).before
@@ -79,7 +94,13 @@ def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Poo
         parameters[name] = weight
         parameters.update(tail)
     kept = tuple(p for p in pools(module) if all(p is not gone for gone in released))
+    members = kind_of_class(type(module)).members
     _set(module, remaining, kept)
+    for name in normed:
+        if name is not None:
+            weight_norm.on_restore(module, name)
+    if members is not None and weights and not remaining:
+        members.on_restore(module)  # type: ignore[attr-defined]
 
 
 def check_restore(module: nn.Module) -> None:
@@ -106,12 +127,17 @@ def _class_for(
     base = original_class(type(module))
     if not new and not held:
         return base
+    normed = tuple(filter(None, (weight_norm.normed_name(module, name) for name in new)))
     factored = any(s.pool.plan.groups[s.group].execution == "factored" for s in new.values())
-    return _derived_class(base, tuple(new), factored, bool(held))
+    return _derived_class(base, tuple(new), normed, factored, bool(held))
 
 
 def _make_class(
-    base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool
+    base: type[nn.Module],
+    names: tuple[str, ...],
+    normed: tuple[str, ...],
+    factored: bool,
+    root: bool,
 ) -> type[nn.Module]:
     def create(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
         if args or kwargs:
@@ -121,7 +147,7 @@ def _make_class(
     def reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
         """Copies and pickles: the class is made again from its base, which can be imported."""
         state = super(made, self).__reduce_ex__(protocol)[2]  # type: ignore[misc]
-        return _rebuild, (base, names, factored, root), state
+        return _rebuild, (base, names, normed, factored, root), state
 
     def register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
         """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
@@ -139,6 +165,9 @@ def _make_class(
         "_paramshare_base": base,
     }
     body.update({name: _weight_property(name) for name in names})
+    body.update({name: _normed_property(name) for name in normed})
+    if names:
+        body.update(_members(base))
     if factored:
         body["forward"] = _factored_forward
     elif root or base.forward is not nn.Linear.forward:
@@ -148,19 +177,38 @@ def _make_class(
     return made
 
 
+def _members(base: type[nn.Module]) -> dict[str, Any]:
+    """What the kind of `base` adds to a class with derived weights."""
+    members = kind_of_class(base).members
+    return {
+        name: value
+        for name, value in (vars(members) if members is not None else {}).items()
+        if name not in ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__")
+    }
+
+
 # One class a combination, not one a module: it holds no state, and compilers see one type.
 _derived_class: Callable[..., type[nn.Module]] = functools.cache(_make_class)
 
 
-def _rebuild(base: type[nn.Module], names: tuple[str, ...], factored: bool, root: bool) -> Any:
-    cls = _derived_class(base, names, factored, root)
+def _rebuild(*combination: Any) -> Any:
+    cls = _derived_class(*combination)
     return cls.__new__(cls)
 
 
 def _weight_property(name: str) -> property:
     def read(self: nn.Module) -> Tensor:
-        source = self.__dict__[_SOURCES][name]
-        return source.pool.weight(source.group, self.training).view(source.shape)
+        return self.__dict__[_SOURCES][name].read(self.training)
+
+    def refuse(self: nn.Module, value: object) -> None:
+        raise _cannot_be_set(self, name)
+
+    return property(read, refuse)
+
+
+def _normed_property(name: str) -> property:
+    def read(self: nn.Module) -> Tensor:
+        return weight_norm.normed(self, name)
 
     def refuse(self: nn.Module, value: object) -> None:
         raise _cannot_be_set(self, name)

@@ -27,6 +27,7 @@ class Group:
     start: int  # first column
     columns: int
     blocks: int  # aligned layout: rows of the matrix in a column; else 0
+    out_last: bool = False  # the last dimension of the Parameter is its rows, not the first
     execution: str = field(compare=False, default="materialized")
     spread: float | None = field(compare=False, default=None)  # that init="match" gives
 
@@ -94,6 +95,8 @@ class SharingPlan:
                 raise ValueError(f"group {group.name} cannot run factored")
             if not group.slots or not all(isinstance(path, str) for path in group.slots):
                 raise ValueError(f"group {group.name} has no paths of weights")
+            if not isinstance(group.out_last, bool):
+                raise ValueError(f"group {group.name} does not say which dimension is its rows")
             if not isinstance(group.spread, float | int | None):
                 raise ValueError(f"group {group.name} has no number for its spread")
             position = group.start + group.columns
@@ -164,6 +167,7 @@ def make_plan(
                 start=position,
                 columns=columns,
                 blocks=used_blocks,
+                out_last=slots[0].out_last,
                 execution=choose_execution(execution, slots, used_layout, *fits[name][1:], features)
                 if virtual
                 else "materialized",

@@ -144,14 +144,16 @@ def prepare(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = (
     for index, group in enumerate(plan.groups):
         for path in group.slots:
             slot = make_slot(module, path)
-            if (slot.rows, slot.cols) != (group.rows, group.cols):
+            shape = tuple(slot.parameter.shape)
+            rows = shape[-1 if group.out_last else 0]
+            if (rows, slot.parameter.numel()) != (group.rows, group.rows * group.cols):
                 raise ShareError(
-                    f"{path} is {slot.rows} x {slot.cols}, the plan's is {group.rows} x "
-                    f"{group.cols}"
+                    f"{path} is {rows} x {slot.parameter.numel() // rows}, the plan's is "
+                    f"{group.rows} x {group.cols}"
                 )
             names = list(slot.owner._parameters)
             before = tuple(names[: names.index(slot.name)])
-            source = derived.Source(pool, index, tuple(slot.parameter.shape), before)
+            source = derived.Source(pool, index, shape, group.out_last, before)
             new.setdefault(slot.owner, {})[slot.name] = source
             parameters.append(slot.parameter)
     for owner in dict.fromkeys((*new, module)):

@@ -1,73 +1,23 @@
-"""Slots: which dense weights a module has, found by structure and by kind of layer, never by name.
-
-A new kind of layer is one `register_kind` call: which of its Parameters are dense weights, which
-weights of its children it reads itself instead of calling the child, and the spread that its
-documented initialisation gives (needed only where there are no values to measure, on meta).
-"""
+"""Slots: which dense weights a module has, found by structure and by kind of layer, never by
+name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import prod
 
 from torch import nn
 from torch.nn.parameter import Parameter
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from paramshare.derived import original_class, pools, sources
 from paramshare.errors import ShareError
+from paramshare.kinds import KINDS, kind_of
+from paramshare.weight_norm import normed_name
 
 Select = Callable[[str, nn.Module], bool]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is known of a class of layers."""
-
-    weights: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    spread: Callable[[nn.Module, str], float] | None = None
-
-
-KINDS: dict[type[nn.Module], Kind] = {}
-
-
-def register_kind(
-    cls: type[nn.Module],
-    weights: tuple[str, ...] = (),
-    reads: tuple[str, ...] = (),
-    spread: Callable[[nn.Module, str], float] | None = None,
-) -> None:
-    """Makes `cls` and its subclasses known.
-
-    weights: names of its own Parameters that are dense weights; dimension 0 is the output.
-    reads: weights of children (`"out_proj.weight"`) that its forward reads without calling the
-    child: those are always materialized.
-    spread: `(layer, name)` -> standard deviation of its documented initialisation.
-    """
-    KINDS[cls] = Kind(weights, reads, spread)
-
-
-register_kind(
-    nn.Linear,
-    weights=("weight",),
-    # Documented as U(-k, k) with k = 1 / sqrt(in): torch.nn.Linear.
-    spread=lambda layer, name: 1 / sqrt(3 * layer.get_parameter(name).shape[1]),
-)
-register_kind(
-    nn.MultiheadAttention,
-    weights=("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
-    reads=("out_proj.weight",),
-    # Xavier, over the packed matrix where it is packed: nn.MultiheadAttention._reset_parameters.
-    spread=lambda layer, name: sqrt(2 / sum(layer.get_parameter(name).shape)),
-)
-# Its fast path (eval, no_grad) hands these two to a fused kernel.
-register_kind(nn.TransformerEncoderLayer, reads=("linear1.weight", "linear2.weight"))
-
-
-def kind_of(module: nn.Module) -> Kind:
-    """The entry of the nearest registered ancestor of the module's class; empty when unknown."""
-    return next((KINDS[cls] for cls in type(module).__mro__ if cls in KINDS), Kind())
 
 
 @dataclass(frozen=True)
@@ -76,10 +26,14 @@ class Slot:
 
     path: str  # of the Parameter, from the shared module
     pattern: str  # the path with the index in its stack of layers replaced by "*"
+    index: int  # in its stack of layers
+    depth: int  # layers of that stack; 0 outside of every stack
     owner: nn.Module
     name: str
+    layer: nn.Module  # whose weight it is: the owner, but for a parametrized weight
     rows: int
     cols: int
+    out_last: bool  # the last dimension of the Parameter is the rows, not the first
     called: bool  # the owner applies it by nn.Linear.forward, so that it can be factored
 
     @property
@@ -93,14 +47,14 @@ class Slot:
         return self.documented_spread()
 
     def documented_spread(self) -> float:
-        """Standard deviation that the owner's kind documents for its initialisation."""
-        spread = kind_of(self.owner).spread
+        """Standard deviation that the layer's kind documents for its initialisation."""
+        spread = kind_of(self.layer).spread
         if spread is None:
             raise ShareError(
-                f"{self.path}: the initial spread of a {type(self.owner).__name__} is not known; "
+                f"{self.path}: the initial spread of a {type(self.layer).__name__} is not known; "
                 "share after the weights are allocated, or use init='paper'"
             )
-        return spread(self.owner, self.name)
+        return spread(self.layer, tuple(self.parameter.shape))
 
 
 def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -> list[Slot]:
@@ -108,7 +62,7 @@ def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -
 
     Default: weights of registered kinds inside the outermost stacks of layers. With
     `select(path, owner)`: any Parameter of two or more dimensions for which it is true. The
-    table and whatever is tied to it are never slots.
+    table and whatever is tied to it are never slots, nor are the gains of weight norm.
 
     Raises ShareError: nothing found, or a selected weight is shared already.
     """
@@ -119,12 +73,13 @@ def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -
     for owner_path, owner in module.named_modules():
         if id(owner) in ours:
             continue
-        pattern = _pattern(owner_path, stacks)
-        kind = kind_of(owner)
         for name in _weight_names(owner):
             path = f"{owner_path}.{name}" if owner_path else name
+            layer_path, weight = _weight_of(owner_path, owner, name)
+            layer = module.get_submodule(layer_path)
+            place = _place(layer_path, layer, path, weight, stacks)
             if select is None:
-                chosen = pattern is not None and name in kind.weights
+                chosen = place is not None and kind_of(layer).layer_of(weight) is not None
             else:
                 chosen = bool(select(path, owner))
             if not chosen:
@@ -135,14 +90,22 @@ def find_slots(module: nn.Module, embedding: nn.Module, select: Select | None) -
                     "paramshare.materialize first"
                 )
             if owner._parameters[name] is not table:
-                tail = f".{name}" if owner_path else name
-                slots.append(make_slot(module, path, (pattern or owner_path) + tail))
+                slots.append(make_slot(module, path, place))
     if not slots:
         raise ShareError(_nothing_found(module, select, stacks))
     return slots
 
 
-def make_slot(module: nn.Module, path: str, pattern: str | None = None) -> Slot:
+@dataclass(frozen=True)
+class _Place:
+    """Where in a stack of layers a weight stands: see Slot."""
+
+    pattern: str
+    index: int
+    depth: int
+
+
+def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot:
     """The slot of the Parameter at `path`. Raises ShareError unless it is a plain one."""
     owner_path, _, name = path.rpartition(".")
     try:
@@ -155,68 +118,132 @@ def make_slot(module: nn.Module, path: str, pattern: str | None = None) -> Slot:
     parent = module.get_submodule(owner_path.rpartition(".")[0])
     child = f"{owner_path.rpartition('.')[2]}.{name}"
     called = name == "weight" and original_class(type(owner)).forward is nn.Linear.forward
+    layer_path, weight = _weight_of(owner_path, owner, name)
+    layer = module.get_submodule(layer_path)
+    kind = kind_of(layer)
+    out_last = kind.out_last and kind.layer_of(weight) is not None
+    rows = parameter.shape[-1 if out_last else 0]
     return Slot(
         path=path,
-        pattern=pattern or path,
+        pattern=place.pattern if place else path,
+        index=place.index if place else 0,
+        depth=place.depth if place else 0,
         owner=owner,
         name=name,
-        rows=parameter.shape[0],
-        cols=prod(parameter.shape[1:]),
+        layer=layer,
+        rows=rows,
+        cols=prod(parameter.shape[:-1] if out_last else parameter.shape[1:]),
+        out_last=out_last,
         called=called and child not in kind_of(parent).reads,
     )
 
 
 def _weight_names(owner: nn.Module) -> list[str]:
-    own = [name for name, p in owner._parameters.items() if p is not None and p.dim() >= 2]
+    own = [
+        name
+        for name, p in owner._parameters.items()
+        if p is not None and p.dim() >= 2 and not _is_gain(owner, name)
+    ]
     return own + list(sources(owner))
 
 
-def _stacks(module: nn.Module, embedding: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Paths of the outermost repeated containers.
+def _is_gain(owner: nn.Module, name: str) -> bool:
+    """Whether it is the gain of weight norm, whose direction is another Parameter."""
+    if _is_weight_norm(owner):
+        return name == "original0"
+    return name.endswith("_g") and normed_name(owner, f"{name[:-2]}_v") is not None
 
-    A `ModuleList` or `Sequential` whose children are all of one class. One child counts (ALBERT
-    keeps its only layer in a list), unless a longer stack lies inside of it; a container that
-    holds the table is no stack of layers, it is the model.
+
+def _weight_of(owner_path: str, owner: nn.Module, name: str) -> tuple[str, str]:
+    """(path of the layer, its name of the weight) that the owner's Parameter `name` is, or is the
+    direction of where the weight is weight-normed."""
+    if _is_weight_norm(owner) and name == "original1":
+        layer_path, _, weight = owner_path.rpartition(".")
+        return layer_path.rpartition("parametrizations")[0].rstrip("."), weight
+    return owner_path, normed_name(owner, name) or name
+
+
+def _is_weight_norm(owner: nn.Module) -> bool:
+    """Whether it is what `torch.nn.utils.parametrizations.weight_norm` puts under a layer."""
+    return (
+        isinstance(owner, ParametrizationList)
+        and len(owner) == 1
+        and isinstance(owner[0], _WeightNorm)
+    )
+
+
+def _stacks(module: nn.Module, embedding: nn.Module, prefix: str = "") -> Iterator[_Stack]:
+    """The outermost repeated containers.
+
+    A `ModuleList` or `Sequential` whose children are all of one class, or a module that holds
+    layers by itself (nn.LSTM). One layer counts (ALBERT keeps its only layer in a list), unless a
+    longer stack lies inside of it; a container that holds the table is no stack of layers, it is
+    the model.
     """
     inside = list(module.modules())
+    length = _length(module)
     if (
-        _is_stack(module)
+        length
         and all(m is not embedding for m in inside)
-        and (
-            len(module._modules) > 1
-            or not any(_is_stack(m) and len(m._modules) > 1 for m in inside)
-        )
+        and (length > 1 or not any(_length(m) > 1 for m in inside))
     ):
-        yield prefix
+        yield _Stack(prefix, length, list(module._modules))
         return
     for name, child in module.named_children():
         yield from _stacks(child, embedding, f"{prefix}.{name}" if prefix else name)
 
 
-def _is_stack(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.ModuleList | nn.Sequential)
-        and len({original_class(type(child)) for child in module.children()}) == 1
-    )
+@dataclass(frozen=True)
+class _Stack:
+    path: str
+    length: int
+    names: list[str]  # of the children; none where the module holds the layers by itself
 
 
-def _pattern(owner_path: str, stacks: list[str]) -> str | None:
-    """The owner's path with its index in the stack replaced, or None outside of every stack."""
+def _length(module: nn.Module) -> int:
+    """How many layers the module is a stack of; 0 when it is none."""
+    layers = kind_of(module).layers
+    if layers is not None:
+        return layers(module)
+    classes = {_plain_class(child) for child in module.children()}
+    is_stack = isinstance(module, nn.ModuleList | nn.Sequential) and len(classes) == 1
+    return len(module._modules) if is_stack else 0
+
+
+def _plain_class(module: nn.Module) -> type[nn.Module]:
+    """Its class without what sharing and parametrizing have made of it."""
+    cls = original_class(type(module))
+    return cls.__bases__[0] if is_parametrized(module) else cls
+
+
+def _place(
+    layer_path: str, layer: nn.Module, path: str, weight: str, stacks: list[_Stack]
+) -> _Place | None:
+    """Where the weight at `path` stands in its stack, None outside of every stack."""
     for stack in stacks:
-        prefix = f"{stack}." if stack else ""
-        if owner_path.startswith(prefix) and owner_path != stack:
-            _, _, rest = owner_path[len(prefix) :].partition(".")
-            return f"{prefix}*.{rest}" if rest else f"{prefix}*"
+        prefix = f"{stack.path}." if stack.path else ""
+        if layer_path == stack.path and kind_of(layer).layers is not None:
+            index = kind_of(layer).layer_of(weight)
+            if index is None:
+                return None
+            # Only a module of several layers has their index in its names.
+            ending = path[len(prefix) :]
+            if stack.length > 1:
+                ending = ending.replace(f"_l{index}", "_l*", 1)
+            return _Place(prefix + ending, index, stack.length)
+        if layer_path.startswith(prefix) and layer_path != stack.path:
+            name, _, rest = path[len(prefix) :].partition(".")
+            return _Place(f"{prefix}*.{rest}", stack.names.index(name), stack.length)
     return None
 
 
-def _nothing_found(module: nn.Module, select: Select | None, stacks: list[str]) -> str:
+def _nothing_found(module: nn.Module, select: Select | None, stacks: list[_Stack]) -> str:
     name = type(module).__name__
     if select is not None:
         return f"select() chose no weight of this {name}: it is called with (path, owner module)"
-    kinds = ", ".join(cls.__name__ for cls, kind in KINDS.items() if kind.weights)
+    kinds = ", ".join(_class_name(cls) for cls, kind in KINDS.items() if kind.weights)
     where = (
-        f"in its stacks of layers ({', '.join(s or '.' for s in stacks)})"
+        f"in its stacks of layers ({', '.join(s.path or '.' for s in stacks)})"
         if stacks
         else ("(it has no ModuleList or Sequential of equal layers)")
     )
@@ -225,3 +252,7 @@ def _nothing_found(module: nn.Module, select: Select | None, stacks: list[str]) 
         "weights with select=lambda path, owner: ..., for example "
         "select=lambda path, owner: isinstance(owner, torch.nn.Linear)"
     )
+
+
+def _class_name(cls: type[nn.Module] | str) -> str:
+    return (cls if isinstance(cls, str) else cls.__name__).rpartition(".")[2]

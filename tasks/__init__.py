@@ -29,4 +29,4 @@ torch.serialization.add_safe_globals(
     ]
 )
 
-from paramshare.tasks import kinds, translation  # noqa: E402, F401
+from paramshare.tasks import translation  # noqa: E402, F401
