@@ -1,4 +1,4 @@
-"""A made-up language pair, prepared by fairseq-preprocess: every word has one translation."""
+"""Options of the test run, and a made-up language pair, prepared by fairseq-preprocess: every word has one translation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import pytest
 from commands import fairseq
 
 WORDS = 40
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-tables",
+        action="store_true",
+        help="write the tables that tests make into the documentation",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,10 @@ def run(
         stored.get(f"{prefix}.bias"),
         pool.scale,
     )
+    for group in plan.groups:
+        for path in group.slots:
+            shape = plain.get_parameter(path).shape
+            derived[path] = (derived[path].t() if group.out_last else derived[path]).reshape(shape)
     own = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
     output = torch.func.functional_call(plain, {**own, **derived}, args)
     grads = torch.autograd.grad(output.square().sum(), list(stored.values()), allow_unused=True)

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_sharing import TwoTables, snapshot, up_only
 from torch import nn
-from zoo import ZOO, batch, build
+from zoo import ZOO, batch, build, share
 
 from paramshare import (
     ShareError,
@@ -27,7 +27,7 @@ def test_round_trip_into_shared_and_plain(tmp_path, name: str, layout: str) -> N
     path = tmp_path / "model.safetensors"
     module = build(name)
     options = {"layout": layout, "projection_bias": True}
-    sharing = share_from_embedding(module, module.embedding, **options)
+    sharing = share(module, **options)
     save_model(module, path)
     inputs = batch()
     expected = module(*inputs)
@@ -37,7 +37,7 @@ def test_round_trip_into_shared_and_plain(tmp_path, name: str, layout: str) -> N
     for shared_first in (True, False):
         other = build(name, seed=3)
         if shared_first:
-            share_from_embedding(other, other.embedding, **options)
+            share(other, **options)
         load_model(other, path)
         assert torch.equal(other(*inputs), expected)
         assert list(other.state_dict()) == list(module.state_dict())

@@ -7,6 +7,7 @@ import gc
 import inspect
 import io
 import pickle
+import re
 import threading
 import warnings
 import weakref
@@ -16,7 +17,8 @@ import reference
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from zoo import TOKENS, ZOO, Encoder, Narrow, batch, build
+from torch.nn.utils.parametrize import is_parametrized
+from zoo import TOKENS, ZOO, Encoder, Narrow, batch, build, share
 
 from paramshare import ShareError, materialize, share_from_embedding
 from paramshare.sharing import named_pools
@@ -38,8 +40,11 @@ CASES = [
     (name, way)
     for name in ZOO
     for way in WAYS
-    if not (way.startswith("eps") and name in ("Narrow", "Seq2Seq", "Encoder"))
+    # EPS finds no columns in the first three. In the last its one stack of layers takes all, and
+    # layers of this kind that are not shared cannot be copied (torch).
+    if not (way.startswith("eps") and name in ("Narrow", "Seq2Seq", "Encoder", "NormedByHook"))
 ]
+RECURRENT = ("Recurrent", "Projected", "Gated", "Elman")
 
 
 def shared(name: str, way: str = "veps-aligned", **more):
@@ -48,14 +53,26 @@ def shared(name: str, way: str = "veps-aligned", **more):
     options = {**WAYS[way], **more}
     if not options.get("virtual", True):
         options["select"] = _few(module)
-    return module, share_from_embedding(module, module.embedding, **options)
+    return module, share(module, **options)
 
 
 def _few(module: nn.Module):
     """One weight at each depth, so that it fits into 16 columns."""
-    names = {"CrossAttention": "out_proj.weight", "Recurring": "up.weight"}
-    ending = names.get(type(module).__name__, "weight")
-    return lambda path, owner: path.endswith(ending) and path.count(".") > 1
+    few = {
+        "CrossAttention": r"layers\.\d\.out_proj\.weight",
+        "Recurring": r"layers\.0\.up\.weight",
+        "Chain": r"1\.\d\.weight",
+        "Recurrent": r"rnn\.weight_hh_l\d",
+        "Projected": r"rnn\.weight_hr_l\d.*",
+        "Gated": r"rnn\.weight_hh_l\d",
+        "Elman": r"rnn\.weight_hh_l\d.*",
+        "Cells": r"gru\.weight_hh",
+        "Convolutional": r"layers\.\d\.weight",
+        "Normed": r"layers\.\d\.parametrizations\.weight\.original1",
+        "NormedByHook": r"layers\.\d\.weight_v",
+        "Raw": "child.weight|matrix|heads",
+    }[type(module).__name__]
+    return lambda path, owner: re.fullmatch(few, path) is not None
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
@@ -83,13 +100,17 @@ def test_materialized_is_a_plain_module_with_the_same_values(name: str, way: str
     assert [(n, p.shape) for n, p in module.named_parameters(remove_duplicate=False)] == [
         (n, p.shape) for n, p in plain.named_parameters(remove_duplicate=False)
     ]
-    assert [type(m) for m in module.modules()] == [type(m) for m in plain.modules()]
+    assert [_class(m) for m in module.modules()] == [_class(m) for m in plain.modules()]
     assert not any("paramshare" in key for m in module.modules() for key in m.__dict__)
     storages = [p.data_ptr() for p in module.parameters()]
     assert len(set(storages)) == len(storages)
     torch.testing.assert_close(module(tokens, padding), expected, rtol=1e-9, atol=1e-11)
     plain.load_state_dict(module.state_dict())
     torch.testing.assert_close(plain(tokens, padding), expected, rtol=1e-9, atol=1e-11)
+
+
+def _class(module: nn.Module) -> type[nn.Module]:
+    return type(module).__bases__[0] if is_parametrized(module) else type(module)
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
@@ -124,7 +145,7 @@ def test_state_dict_holds_what_is_stored_and_no_more(name: str, way: str) -> Non
     options = dict(WAYS[way])
     if not options.get("virtual", True):
         options["select"] = _few(other)
-    share_from_embedding(other, other.embedding, **options)
+    share(other, **options)
     tokens, padding = batch()
     assert not torch.equal(other(tokens, padding), module(tokens, padding))
     other.load_state_dict(state, strict=True)
@@ -147,6 +168,10 @@ def _torch_saved(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(("name", "way"), CASES[::3])
 def test_copies_are_tied_to_their_own_table(name, way, copied, after_forward) -> None:
     module, _ = shared(name, way)
+    if name == "Normed" and copied is not copy.deepcopy:
+        with pytest.raises(RuntimeError, match="parametrized modules is only supported through"):
+            copied(module)  # torch, of every parametrized module
+        return
     tokens, padding = batch()
     if after_forward:
         module(tokens, padding).sum().backward()
@@ -193,7 +218,8 @@ def test_dtype_and_device_moves(name: str) -> None:
     assert torch.equal(module.to("cpu")(tokens, padding), module(tokens, padding))
     assert module.double()(tokens, padding).dtype == torch.float64
     meta = copy.deepcopy(module).to("meta").train()
-    assert meta(tokens.to("meta"), padding.to("meta")).is_meta
+    padding = None if name in RECURRENT else padding.to("meta")  # packing needs lengths
+    assert meta(tokens.to("meta"), padding).is_meta
 
 
 @pytest.mark.parametrize("name", ["Encoder", "Narrow"])
@@ -316,10 +342,13 @@ def test_gradient_checkpointing(cls, reentrant: bool, execution: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "way"), [*CASES[::4], ("Narrow", "veps-aligned-bias")])
+# torch traces RNNs only where it is told to.
+@torch._dynamo.config.patch(allow_rnn=True)
 def test_compiles_to_one_graph(name: str, way: str) -> None:
     torch._dynamo.reset()
     module, _ = shared(name, way)
     tokens, padding = batch()
+    padding = None if name in RECURRENT else padding  # torch never traces the packing
     expected = module(tokens, padding)
     expected.square().sum().backward()
     gradients = [p.grad for p in module.parameters()]
@@ -490,7 +519,7 @@ def test_parts_can_be_called_without_their_root(name: str) -> None:
         sharing.plan, module.embedding.weight, sharing.pool.projection, None, None
     )[slot]
     read = getattr(module.get_submodule(owner_path), weight_name)
-    torch.testing.assert_close(read, expected)
+    torch.testing.assert_close(read, expected.reshape(read.shape))
     read.sum().backward()
     assert sharing.pool.projection.grad.abs().sum() > 0
 

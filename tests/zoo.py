@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
+
+from paramshare import Sharing, share_from_embedding
 
 TOKENS = 60
 
@@ -125,7 +129,156 @@ class Chain(nn.Sequential):
         return super().forward(tokens)
 
 
-ZOO = {cls.__name__: cls for cls in (Encoder, Seq2Seq, Narrow, CrossAttention, Recurring, Chain)}
+class Recurrent(nn.Module):
+    """A stack inside of one module: two layers, both directions, projected, dropout between."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **options) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 16)
+        options = {"num_layers": 2, "bidirectional": True, "batch_first": True, **options}
+        self.rnn = kind(16, 12, **options)
+        width = options.get("proj_size") or 12
+        self.output = nn.Linear(width * (2 if options["bidirectional"] else 1), 5)
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens)
+        if padding is None:
+            return self.output(self.rnn(x)[0])
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, (~padding).sum(1), batch_first=True, enforce_sorted=False
+        )
+        x, _ = nn.utils.rnn.pad_packed_sequence(
+            self.rnn(packed)[0], batch_first=True, total_length=tokens.shape[1]
+        )
+        return self.output(x)
+
+
+class Projected(Recurrent):
+    """An LSTM with proj_size: a third matrix a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LSTM, proj_size=7)
+
+
+class Gated(Recurrent):
+    def __init__(self) -> None:
+        super().__init__(nn.GRU, bidirectional=False, bias=False)
+
+
+class Elman(Recurrent):
+    def __init__(self) -> None:
+        super().__init__(nn.RNN, num_layers=1, nonlinearity="relu")
+
+
+class Cells(nn.Module):
+    """A decoder that steps through its cells by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 16)
+        self.cells = nn.ModuleList(nn.LSTMCell(16, 16) for _ in range(2))
+        self.gru = nn.GRUCell(16, 12)
+        self.rnn = nn.RNNCell(12, 16)
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        outputs, states = [], [None] * 4
+        for x in self.embedding(tokens).unbind(1):
+            for n, cell in enumerate(self.cells):
+                states[n] = cell(x, states[n])
+                x = states[n][0]
+            states[2] = self.gru(x, states[2])
+            states[3] = self.rnn(states[2], states[3])
+            outputs.append(states[3])
+        return torch.stack(outputs, 1)
+
+
+class Convolutional(nn.Module):
+    """A stack of gated convolutions: groups, dilation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 16)
+        self.layers = nn.ModuleList(
+            self.normed(nn.Conv1d(16, 32, 3, padding=2**n, dilation=2**n, groups=2))
+            for n in range(3)
+        )
+        self.heads = nn.ModuleList(self.normed(nn.Linear(16, 16)) for _ in range(2))
+
+    @staticmethod
+    def normed(layer: nn.Module) -> nn.Module:
+        return layer
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens).mT
+        for layer in self.layers:
+            x = x + nn.functional.glu(layer(x), dim=1)
+        x = x.mT
+        for head in self.heads:
+            x = x + torch.tanh(head(x))
+        return x @ self.embedding.weight.mT
+
+
+class Normed(Convolutional):
+    """Weight norm as a parametrization."""
+
+    @staticmethod
+    def normed(layer: nn.Module) -> nn.Module:
+        return nn.utils.parametrizations.weight_norm(layer)
+
+
+class NormedByHook(Convolutional):
+    """Weight norm as a hook, as fairseq's fconv has it."""
+
+    @staticmethod
+    def normed(layer: nn.Module) -> nn.Module:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            return nn.utils.weight_norm(layer)
+
+
+class Raw(nn.Module):
+    """A user's own: reads the weight of a child, multiplies by Parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 16)
+        self.child = nn.Linear(16, 12, bias=False)
+        self.matrix = nn.Parameter(torch.randn(12, 16) / 4)
+        self.heads = nn.Parameter(torch.randn(3, 16, 4) / 4)
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens) @ self.child.weight.t() @ self.matrix
+        return torch.einsum("bti,hio->bhto", torch.tanh(x), self.heads)
+
+
+ZOO = {
+    cls.__name__: cls
+    for cls in (
+        Encoder,
+        Seq2Seq,
+        Narrow,
+        CrossAttention,
+        Recurring,
+        Chain,
+        Recurrent,
+        Projected,
+        Gated,
+        Elman,
+        Cells,
+        Convolutional,
+        Normed,
+        NormedByHook,
+        Raw,
+    )
+}
+
+
+# What is shared where nothing is by default.
+SELECT = {"Raw": lambda path, owner: path in ("child.weight", "matrix", "heads")}
+
+
+def share(module: nn.Module, **options) -> Sharing:
+    options = {"select": SELECT.get(type(module).__name__), **options}
+    return share_from_embedding(module, module.embedding, **options)
 
 
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
