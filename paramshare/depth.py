@@ -38,11 +38,9 @@ def group_slots(slots: Sequence[Slot], depth: DepthMap) -> dict[str, list[Slot]]
     equals. A weight that two modules already hold in common stays common under every map.
     Raises ShareError: an unknown map, or M does not divide the layers of a stack.
     """
-    key_of: Mapping[str, Hashable]
-    if callable(depth):
-        key_of = _by_callable(slots, depth)
-    else:
-        key_of = _by_name(slots, depth)
+    key_of: Mapping[str, Hashable] = (
+        _by_callable(slots, depth) if callable(depth) else _by_name(slots, depth)
+    )
 
     groups: dict[tuple[Hashable, int, int, bool], list[Slot]] = {}
     group_of_parameter: dict[int, list[Slot]] = {}

@@ -66,10 +66,8 @@ def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None
     for name in new:
         del module._parameters[name]
     _set(module, {**sources(module), **new}, pools(module) + ((pool,) if pool else ()))
-    for name in new:
-        normed = weight_norm.normed_name(module, name)
-        if normed is not None:
-            weight_norm.on_derive(module, normed)
+    for name in weight_norm.normed_names(module, new):
+        weight_norm.on_derive(module, name)
     members = kind_of_class(type(module)).members
     if members is not None and new:
         members.on_derive(module)  # type: ignore[attr-defined]
@@ -85,7 +83,6 @@ def check_derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -
 
 def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Pool]) -> None:
     """Undoes `derive`: the given Parameters stand where the old ones stood, pools are let go."""
-    normed = [weight_norm.normed_name(module, name) for name in weights]
     remaining = dict(sources(module))
     for name, weight in weights.items():
         before = remaining.pop(name).before
@@ -96,9 +93,8 @@ def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Poo
     kept = tuple(p for p in pools(module) if all(p is not gone for gone in released))
     members = kind_of_class(type(module)).members
     _set(module, remaining, kept)
-    for name in normed:
-        if name is not None:
-            weight_norm.on_restore(module, name)
+    for name in weight_norm.normed_names(module, weights):
+        weight_norm.on_restore(module, name)
     if members is not None and weights and not remaining:
         members.on_restore(module)  # type: ignore[attr-defined]
 
@@ -127,7 +123,7 @@ def _class_for(
     base = original_class(type(module))
     if not new and not held:
         return base
-    normed = tuple(filter(None, (weight_norm.normed_name(module, name) for name in new)))
+    normed = weight_norm.normed_names(module, new)
     factored = any(s.pool.plan.groups[s.group].execution == "factored" for s in new.values())
     return _derived_class(base, tuple(new), normed, factored, bool(held))
 

@@ -6,6 +6,7 @@ every forward (Salimans and Kingma, arXiv:1602.07868). The direction `weight_v` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from torch.nn.utils.weight_norm import WeightNorm
 def normed_name(module: nn.Module, name: str) -> str | None:
     """The weight of which the Parameter `name` is the direction; None when it is none."""
     return name[:-2] if name.endswith("_v") and hook_of(module, name[:-2]) else None
+
+
+def normed_names(module: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
+    """The weights of which the named Parameters are the directions."""
+    return tuple(filter(None, (normed_name(module, name) for name in names)))
 
 
 def hook_of(module: nn.Module, name: str) -> WeightNorm | None:

@@ -1,4 +1,4 @@
-"""Options of the test run, and a made-up language pair, prepared by fairseq-preprocess: every word has one translation."""
+"""Options of the test run, and a made-up language pair: every word has one translation."""
 
 from __future__ import annotations
 

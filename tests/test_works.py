@@ -16,8 +16,8 @@ import pytest
 import reference
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils.checkpoint import checkpoint
 from zoo import TOKENS, ZOO, Encoder, Narrow, batch, build, share
 
 from paramshare import ShareError, materialize, share_from_embedding
