@@ -118,7 +118,7 @@ def _rewrites(module: nn.Module, plans: list[tuple[str, SharingPlan]], path: Pat
         if not own:
             rewrites: list[Rewrite] = []
             for root, plan in plans:
-                rewrites.append(prepare(module.get_submodule(root), plan, rewrites))
+                rewrites.append(prepare(module.get_submodule(root), plan, rewrites, draw=False))
             return rewrites
     except (ShareError, AttributeError) as error:
         raise ShareError(f"{path} does not fit the module: {error}") from None
@@ -153,10 +153,10 @@ def _check_tensors(
                 for name in weights:
                     if expected.pop(prefix + name, None) is None:
                         raise ShareError(f"{path}: {prefix}{name} is shared by two of its plans")
-        stored = rewrite.pool.state_dict()
-        for prefix in paths[rewrite.home]:
-            for name, tensor in stored.items():
-                expected[f"{prefix}{rewrite.name}.{name}"] = tuple(tensor.shape)
+        for parent, child_name, child in rewrite.added:
+            for prefix in paths[parent]:
+                for name, tensor in child.state_dict().items():
+                    expected[f"{prefix}{child_name}.{name}"] = tuple(tensor.shape)
     found = {**shapes, **{name: shapes[kept] for name, kept in tied.items()}}
     for name in expected:
         if name not in found:

@@ -21,6 +21,7 @@ from paramshare import weight_norm
 from paramshare.errors import ShareError
 from paramshare.factored import factored_linear
 from paramshare.kinds import kind_of_class
+from paramshare.lifted import LiftedTable
 
 if TYPE_CHECKING:
     from paramshare.pool import Pool
@@ -32,15 +33,18 @@ _POOLS = "_paramshare_pools"  # of a shared module: its pools
 
 @dataclass
 class Source:
-    """Where an owner reads one of its weights."""
+    """Where an owner reads one of its weights: from a group's columns, or, where it is the
+    embedding's own weight or tied to it, from the factors of the embedding (`group` is None)."""
 
     pool: Pool
-    group: int
+    group: int | None
     shape: tuple[int, ...]  # as the owner's Parameter had it
     out_last: bool  # its last dimension is the output
     before: tuple[str, ...]  # the owner's Parameters that stood before it
 
-    def read(self, training: bool) -> Tensor:
+    def read(self, training: bool) -> Tensor | LiftedTable:
+        if self.group is None:
+            return self.pool.lifted_table()
         weight = self.pool.weight(self.group, training)
         return (weight.t() if self.out_last else weight).view(self.shape)
 
@@ -123,9 +127,11 @@ def _class_for(
     base = original_class(type(module))
     if not new and not held:
         return base
+    groups = [s.pool.plan.groups[s.group] for s in new.values() if s.group is not None]
+    factored = any(group.execution == "factored" for group in groups)
+    holds = bool(held) or bool(groups) and base.forward is not nn.Linear.forward
     normed = weight_norm.normed_names(module, new)
-    factored = any(s.pool.plan.groups[s.group].execution == "factored" for s in new.values())
-    return _derived_class(base, tuple(new), normed, factored, bool(held))
+    return _derived_class(base, tuple(new), normed, factored, holds)
 
 
 def _make_class(
@@ -133,7 +139,7 @@ def _make_class(
     names: tuple[str, ...],
     normed: tuple[str, ...],
     factored: bool,
-    root: bool,
+    holds: bool,
 ) -> type[nn.Module]:
     def create(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
         if args or kwargs:
@@ -143,7 +149,7 @@ def _make_class(
     def reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
         """Copies and pickles: the class is made again from its base, which can be imported."""
         state = super(made, self).__reduce_ex__(protocol)[2]  # type: ignore[misc]
-        return _rebuild, (base, names, normed, factored, root), state
+        return _rebuild, (base, names, normed, factored, holds), state
 
     def register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
         """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
@@ -166,7 +172,7 @@ def _make_class(
         body.update(_members(base))
     if factored:
         body["forward"] = _factored_forward
-    elif root or base.forward is not nn.Linear.forward:
+    elif holds:
         body["forward"] = _holding_forward(base)
     metaclass: Any = type(base)
     made = metaclass(base.__name__, (base,), body)
@@ -193,7 +199,7 @@ def _rebuild(*combination: Any) -> Any:
 
 
 def _weight_property(name: str) -> property:
-    def read(self: nn.Module) -> Tensor:
+    def read(self: nn.Module) -> Tensor | LiftedTable:
         return self.__dict__[_SOURCES][name].read(self.training)
 
     def refuse(self: nn.Module, value: object) -> None:
@@ -230,6 +236,8 @@ def _holding_forward(base: type[nn.Module]) -> Any:
                 pool.check_embedding(self)
                 entered.append((pool, pool.enter(self.training, all_groups=True)))
             for source in sources(self).values():
+                if source.group is None:
+                    continue
                 entered.append((source.pool, source.pool.enter(self.training, all_groups=False)))
             return base.forward(self, *args, **kwargs)
         finally:
@@ -241,6 +249,7 @@ def _holding_forward(base: type[nn.Module]) -> Any:
 
 def _factored_forward(self: nn.Linear, input: Tensor) -> Tensor:
     source = self.__dict__[_SOURCES]["weight"]
+    assert source.group is not None
     blocks, projection, projection_bias = source.pool.factors(source.group, self.training)
     rows = source.shape[0]
     return factored_linear(input, blocks, projection, projection_bias, rows, self.bias)

@@ -49,6 +49,7 @@ class SharingPlan:
     groups: tuple[Group, ...]
     init: str = field(compare=False)  # whether EPS has constants shows in what is stored
     table_gradient: float = field(compare=False, default=1.0)
+    width: int | None = None  # of the module's embedding, where embedding_dim narrowed its table
 
     def to_dict(self) -> dict[str, Any]:
         """As dicts, lists, strings and numbers only."""
@@ -81,6 +82,8 @@ class SharingPlan:
             raise ValueError("its table, init or executions are not known words")
         if not all(isinstance(n, int) and n > 0 for n in numbers) or not self.groups:
             raise ValueError("its sizes are not positive whole numbers")
+        if self.width is not None and not isinstance(self.width, int):
+            raise ValueError("its width is no whole number")
         if not 0 <= self.table_gradient <= 1 or self.columns > self.features and not self.virtual:
             raise ValueError("its table_gradient or columns are out of range")
         position = 0
@@ -124,6 +127,7 @@ def make_plan(
     table: str,
     tokens: int,
     features: int,
+    width: int | None,
     virtual: bool,
     layout: str,
     blocks: int | None,
@@ -190,6 +194,7 @@ def make_plan(
         init=init,
         groups=tuple(done),
         table_gradient=table_gradient,
+        width=width,
     )
 
 

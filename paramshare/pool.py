@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from paramshare.errors import ShareError
 from paramshare.held import Frame, Holder, look_up, look_up_weight, put, put_weight
 from paramshare.layout import read, table_blocks, virtual_columns
+from paramshare.lifted import LiftedTable
 from paramshare.plan import Group, SharingPlan
 
 _ALIVE: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -42,21 +43,24 @@ class Pool(nn.Module):
     optional `bias` `(columns,)`; `scale`, a buffer, has one number a group.
     """
 
-    def __init__(self, root: nn.Module, plan: SharingPlan) -> None:
-        """Raises ShareError unless `root` has the plan's table."""
+    def __init__(
+        self, root: nn.Module, plan: SharingPlan, embedding: nn.Module, lift: nn.Module | None
+    ) -> None:
+        """embedding: the module whose weight is the table, in `root`; lift: of a factorised one.
+
+        Raises ShareError unless the table is the plan's.
+        """
         super().__init__()
-        try:
-            embedding = root.get_submodule(plan.table)
-        except AttributeError:
-            raise ShareError(f"the table {plan.table} is not in the module") from None
         _check_size(embedding, plan)
         self.plan = plan
         self._root: weakref.ref[nn.Module] | None = weakref.ref(root)
         self.embedding: nn.Module
+        self.lift: nn.Module | None
         self.scale: Tensor | None
-        # Not registered: the table has its place in the state_dict already. The module and not
-        # its weight, since trainers and loaders replace the tensor.
+        # Not registered: these have their places in the state_dict already. The modules and not
+        # their weights, since trainers and loaders replace the tensors.
         self.__dict__["embedding"] = embedding
+        self.__dict__["lift"] = lift
         table = table_of(embedding)
 
         def empty(*size: int) -> Tensor:
@@ -122,6 +126,11 @@ class Pool(nn.Module):
         projection, bias = self._parts(frame)[index]
         return self._table_blocks(frame, group.cols, group.blocks), projection, bias
 
+    def lifted_table(self) -> LiftedTable:
+        """What the embedding's weight was, where it is factorised: `(tokens, width)`."""
+        assert self.lift is not None
+        return LiftedTable(table_of(self.embedding), table_of(self.lift).t())
+
     def enter(self, training: bool, all_groups: bool) -> Frame | None:
         """Starts to hold what is read, unless an outer forward does already.
 
@@ -161,7 +170,7 @@ class Pool(nn.Module):
     def check_embedding(self, root: nn.Module) -> None:
         """Raises ShareError where the shared module has another embedding by now: its weights
         would be read from a table that nobody sees, moves, trains or saves."""
-        embedding = root
+        embedding: nn.Module = root
         for name in self.plan.table.split("."):  # compilers know no get_submodule
             embedding = getattr(embedding, name)
         if embedding is not self.embedding and all(

@@ -74,11 +74,13 @@ class Sharing:
     def _totals(self) -> list[str]:
         plan = self.plan
         used = sum(group.columns for group in plan.groups)
+        lifted = f", lifted to {plan.width}" if plan.width is not None else ""
+        table = f"table {plan.table} ({plan.tokens} x {plan.features}{lifted})"
         kind = (
-            f"virtual table {plan.tokens} x {plan.columns} = table {plan.table} "
-            f"({plan.tokens} x {plan.features}) @ projection ({plan.features} x {plan.columns})"
+            f"virtual table {plan.tokens} x {plan.columns} = {table} @ projection "
+            f"({plan.features} x {plan.columns})"
             if plan.virtual
-            else f"table {plan.table} ({plan.tokens} x {plan.features})"
+            else table
         )
         lines = [f"{used} of {plan.columns} columns read from {kind}"]
         if any(g.layout == "column" for g in plan.groups) and any(

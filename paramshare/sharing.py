@@ -13,8 +13,9 @@ from torch.nn.parameter import Parameter, UninitializedParameter
 from torch.optim import Optimizer
 
 from paramshare import derived
-from paramshare.depth import DepthMap, group_slots
+from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
+from paramshare.lifted import LIFT, TABLE, make_factors
 from paramshare.optimizers import check_optimizers, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
 from paramshare.pool import Pool, columns_taken, table_of
@@ -53,13 +54,17 @@ def share_from_embedding(
         select: `(parameter path, owner module) -> bool`; replaces the default, which takes the
             dense weights in the outermost stacks of layers.
         depth: which weights read the same columns: "all" the same weight at every depth, "none"
-            each its own, or a callable path -> key.
+            each its own, "sequence:M", "cycle:M", "cycle-rev:M", "sandwich", or a callable
+            path -> key; see `paramshare.depth.group_slots`.
         layout: "aligned", "column" or "token"; see `paramshare.layout`.
         blocks: aligned only: at most this many rows of a weight in one column. Fewer cost
             columns and rank (at most `blocks * features`) and save operations when factored.
         virtual_dim: columns of the virtual table; default: exactly those needed.
         projection_bias: the projection has a bias, as in the released ShareBERT.
-        embedding_dim: not available yet.
+        embedding_dim: narrow the table to this many features first (a factorised embedding): it
+            becomes `table @ lift`, of which the product is never built, everywhere the module
+            holds it, tied output layers included. The values are those of the truncated singular
+            value decomposition.
         table_gradient: share, 0 to 1, of the weights' gradient that reaches the table. The
             weights' dense gradient otherwise drowns the tokens' sparse one, and the embeddings
             learn slowly; measured in recipes/iwslt15_envi (probe.py).
@@ -77,17 +82,22 @@ def share_from_embedding(
     optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
     if select is not None and not callable(select):
         raise ShareError(f"select={select!r} must be a callable (path, owner) -> bool")
-    if embedding_dim is not None:
-        raise ShareError("embedding_dim is not available yet; leave it out")
+    check_depth(depth)
+    embedding = _narrow(embedding)
     table_path = _check_target(module, embedding)
-    tokens, features = table_of(embedding).shape
+    table = table_of(embedding)
+    tokens, features = table.shape
+    _check_embedding_dim(embedding_dim, table)
     slots = find_slots(module, embedding, select)
-    removed = _check_slots(module, slots, embedding)
+    removed = _check_slots(module, slots, table)
+    if embedding_dim is not None:
+        removed.append(table)
     plan = make_plan(
         group_slots(slots, depth),
         table=table_path,
         tokens=tokens,
-        features=features,
+        features=embedding_dim or features,
+        width=features if embedding_dim is not None else None,
         virtual=virtual,
         layout=layout,
         blocks=blocks,
@@ -96,15 +106,15 @@ def share_from_embedding(
         table_gradient=table_gradient,
         init=init,
         execution=execution,
-        taken=[] if virtual else columns_taken(table_of(embedding)),
+        taken=[] if virtual or embedding_dim is not None else columns_taken(table),
     )
-    _check_frozen(slots, table_of(embedding), virtual)
+    _check_frozen(slots, table, virtual)
     check_optimizers(optimizers, removed)
 
     dense = count_parameters(module)
+    before = {id(parameter) for parameter in module.parameters()}
     pool = apply_plan(module, plan)
-    prefix = next(name for name, part in module.named_modules() if part is pool)
-    added = {f"{prefix}.{name}": parameter for name, parameter in pool.named_parameters()}
+    added = {name: p for name, p in module.named_parameters() if id(p) not in before}
     repair_optimizers(optimizers, removed, added)
     return Sharing(module, pool, dense)
 
@@ -124,21 +134,33 @@ class Rewrite:
     module: nn.Module
     pool: Pool
     sources: dict[nn.Module, dict[str, derived.Source]]
-    home: nn.Module  # where the pool will be registered, and
-    name: str  # under which name
+    added: list[tuple[nn.Module, str, nn.Module]]  # (parent, name, child), the pool among them
 
     def commit(self) -> Pool:
-        self.home.add_module(self.name, self.pool)
+        for parent, name, child in self.added:
+            parent.add_module(name, child)
         for owner in dict.fromkeys((*self.sources, self.module)):
             pool = self.pool if owner is self.module else None
             derived.derive(owner, self.sources.get(owner, {}), pool)
         return self.pool
 
 
-def prepare(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = ()) -> Rewrite:
-    """Checks that the plan fits the module and makes its pool. `earlier`: rewrites that will be
-    committed before this one. Raises ShareError."""
-    pool = Pool(module, plan)
+def prepare(
+    module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = (), draw: bool = True
+) -> Rewrite:
+    """Checks that the plan fits the module and makes its pool. Raises ShareError.
+
+    earlier: rewrites that will be committed before this one.
+    draw: gives what is stored its first values; without, it is only allocated.
+    """
+    added: list[tuple[nn.Module, str, nn.Module]] = []
+    embedding = outer = _find_embedding(module, plan, earlier)
+    lift = None
+    if plan.width is not None:
+        _check_lift(outer, plan)
+        embedding, lift = make_factors(outer, plan.features, draw)
+        added += [(outer, TABLE, embedding), (outer, LIFT, lift)]
+    pool = Pool(module, plan, embedding, lift)
     new: dict[nn.Module, dict[str, derived.Source]] = {}
     parameters = []
     for index, group in enumerate(plan.groups):
@@ -151,23 +173,73 @@ def prepare(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = (
                     f"{path} is {rows} x {slot.parameter.numel() // rows}, the plan's is "
                     f"{group.rows} x {group.cols}"
                 )
-            names = list(slot.owner._parameters)
-            before = tuple(names[: names.index(slot.name)])
+            before = _before(slot.owner, slot.name)
             source = derived.Source(pool, index, shape, group.out_last, before)
             new.setdefault(slot.owner, {})[slot.name] = source
             parameters.append(slot.parameter)
+    if lift is not None:
+        table = table_of(outer)
+        for owner, name in _holders(module, table):
+            source = derived.Source(pool, None, tuple(table.shape), False, _before(owner, name))
+            new.setdefault(owner, {})[name] = source
     for owner in dict.fromkeys((*new, module)):
         derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
-    if not table_of(pool.embedding).is_meta:
+    if draw and not table_of(embedding).is_meta:
         pool.reset_parameters()
     pool.requires_grad_(any(parameter.requires_grad for parameter in parameters))
     # In a container that is shared itself, a pool would be one of the layers.
     container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-    home = pool.embedding if container else module
+    home = outer if container else module
     candidates = (f"paramshare_{n}" if n > 1 else "paramshare" for n in count(1))
-    taken = {rewrite.name for rewrite in earlier if rewrite.home is home}
+    taken = {name for rewrite in earlier for parent, name, _ in rewrite.added if parent is home}
     name = next(name for name in candidates if name not in taken and not hasattr(home, name))
-    return Rewrite(module, pool, new, home, name)
+    added.append((home, name, pool))
+    return Rewrite(module, pool, new, added)
+
+
+def _find_embedding(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite]) -> nn.Module:
+    """The module whose weight is the plan's table, which an earlier rewrite may be going to add."""
+    path, _, name = plan.table.rpartition(".")
+    try:
+        parent = module.get_submodule(path)
+        for rewrite in earlier:
+            for home, added, child in rewrite.added:
+                if home is parent and added == name:
+                    return child
+        return module.get_submodule(plan.table)
+    except AttributeError:
+        raise ShareError(f"the table {plan.table} is not in the module") from None
+
+
+def _check_lift(embedding: nn.Module, plan: SharingPlan) -> None:
+    """Raises ShareError unless the embedding can be factorised as the plan says."""
+    shape = tuple(getattr(embedding, "weight", torch.empty(0)).shape)
+    if shape != (plan.tokens, plan.width):
+        raise ShareError(
+            f"the embedding {plan.table} is {' x '.join(map(str, shape))}, the plan's is "
+            f"{plan.tokens} x {plan.width}"
+        )
+    for name in (TABLE, LIFT):
+        if hasattr(embedding, name):
+            raise ShareError(
+                f"{plan.table} has a {name!r} already, the name that a factor of it would get"
+            )
+
+
+def _before(owner: nn.Module, name: str) -> tuple[str, ...]:
+    """The owner's Parameters that stand before the one of this name."""
+    names = list(owner._parameters)
+    return tuple(names[: names.index(name)])
+
+
+def _holders(module: nn.Module, parameter: Parameter) -> list[tuple[nn.Module, str]]:
+    """The modules that hold a Parameter, and under which names."""
+    return [
+        (owner, name)
+        for owner in module.modules()
+        for name, held in owner._parameters.items()
+        if held is parameter
+    ]
 
 
 @torch.no_grad()
@@ -187,15 +259,25 @@ def materialize(module: nn.Module) -> nn.Module:
     with ExitStack() as stack:
         for pool in pools:
             stack.callback(pool.leave, pool.enter(training=False, all_groups=True))
+        tables = {pool: _bake_table(pool) for pool in pools if pool.lift is not None}
         baked = [
-            (owner, {name: _bake(owner, name) for name in derived.sources(owner)})
+            (
+                owner,
+                {
+                    name: tables[source.pool] if source.group is None else _bake(owner, name)
+                    for name, source in derived.sources(owner).items()
+                },
+            )
             for owner in owners
         ]
     for owner, weights in baked:
         derived.restore(owner, weights, pools)
+    gone: list[nn.Module] = [*pools]
+    for pool in pools:
+        gone += [pool.embedding, pool.lift] if pool.lift is not None else []
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
-            if any(child is pool for pool in pools):
+            if any(child is old for old in gone):
                 delattr(part, name)
     for pool in pools:
         pool.retire()
@@ -228,6 +310,38 @@ def _bake(owner: nn.Module, name: str) -> Parameter:
     trains = any(p.requires_grad for p in (table_of(pool.embedding), *pool.parameters()))
     weight = getattr(owner, name).detach().clone(memory_format=torch.contiguous_format)
     return Parameter(weight, requires_grad=trains)
+
+
+def _bake_table(pool: Pool) -> Parameter:
+    """The wide table of a factorised embedding: one Parameter, also of the layers tied to it."""
+    assert pool.lift is not None
+    factors = table_of(pool.embedding), table_of(pool.lift)
+    trains = any(factor.requires_grad for factor in factors)
+    return Parameter(pool.lifted_table().dense(), requires_grad=trains)
+
+
+def _narrow(embedding: nn.Module) -> nn.Module:
+    """The embedding whose weight is the table: of a factorised one, its narrow child."""
+    source = derived.sources(embedding).get("weight") if isinstance(embedding, nn.Module) else None
+    return embedding if source is None else source.pool.embedding
+
+
+def _check_embedding_dim(embedding_dim: int | None, table: Parameter) -> None:
+    if embedding_dim is None:
+        return
+    tokens, width = table.shape
+    if not isinstance(embedding_dim, int) or isinstance(embedding_dim, bool):
+        raise ShareError(f"embedding_dim={embedding_dim!r} must be a whole number")
+    if not 1 <= embedding_dim < width:
+        raise ShareError(
+            f"embedding_dim={embedding_dim} is out of range: the table is {tokens} x {width}, use "
+            f"1 to {width - 1}"
+        )
+    if table.grad is not None:
+        raise ShareError(
+            "the table has a .grad already, which would be lost with embedding_dim; share before "
+            "the first backward, or call zero_grad(set_to_none=True)"
+        )
 
 
 def _check_target(module: nn.Module, embedding: nn.Module) -> str:
@@ -279,9 +393,8 @@ _WRAPPERS = {
 }
 
 
-def _check_slots(module: nn.Module, slots: list[Slot], embedding: nn.Module) -> list[Parameter]:
+def _check_slots(module: nn.Module, slots: list[Slot], table: Parameter) -> list[Parameter]:
     """Checks the Parameters that will go; returns them."""
-    table = table_of(embedding)
     removed = {id(slot.parameter): slot for slot in slots}
     chosen = {(slot.owner, slot.name) for slot in slots}
     for path, owner in module.named_modules():

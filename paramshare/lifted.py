@@ -1,0 +1,188 @@
+"""The factorised embedding: a narrow table and a lift, where the module had a wide table.
+
+Lan et al., "ALBERT" (2020), section 3.1: `E x H` numbers become `E x F + F x H`. Whoever reads the
+embedding's weight, or a head's that is tied to it, gets a `LiftedTable`: what is looked up in it or
+multiplied by it goes through the factors, and the `E x H` table never exists.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TABLE, LIFT = "table", "lift"  # names of the factors under the embedding module
+
+
+class LiftedTable:
+    """`left @ right` in the place of a tensor: `(tokens, features) @ (features, width)`.
+
+    Lookups, products and transposes use the factors. Anything else that torch is asked to do with
+    it works as well, by building the product first.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left = left
+        self.right = right
+
+    def dense(self) -> Tensor:
+        """The product itself."""
+        return self.left @ self.right
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.left.shape[0], self.right.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.left.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.left.requires_grad or self.right.requires_grad
+
+    @property
+    def T(self) -> LiftedTable:
+        return self.t()
+
+    @property
+    def mT(self) -> LiftedTable:
+        return self.t()
+
+    def t(self) -> LiftedTable:
+        return LiftedTable(self.right.t(), self.left.t())
+
+    def transpose(self, first: int, second: int) -> LiftedTable:
+        return self if (first - second) % 2 == 0 else self.t()
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return 2
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, tuple):
+            return self.dense()[index]
+        return self.left[index] @ self.right
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self.left @ (self.right @ other)
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        return other @ self.left @ self.right
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dense(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        through_factors = _THROUGH_FACTORS.get(function)
+        if through_factors is not None:
+            result = through_factors(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        name = getattr(function, "__name__", "")
+        if name.endswith("_") and not name.endswith("__"):
+            warnings.warn(
+                f"{name}() of a factorised embedding's weight has no effect: write into the "
+                f"weights of its children {TABLE!r} and {LIFT!r}",
+                stacklevel=2,
+            )
+        return function(*_built(args), **{key: _built(value) for key, value in kwargs.items()})
+
+
+def _built(value: Any) -> Any:
+    """With every lifted table in it as a tensor."""
+    if isinstance(value, LiftedTable):
+        return value.dense()
+    return type(value)(map(_built, value)) if type(value) in (list, tuple) else value
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    if not isinstance(weight, LiftedTable) or not isinstance(input, Tensor):
+        return NotImplemented
+    return F.linear(F.linear(input, weight.right), weight.left, bias)
+
+
+def _embedding(input: Tensor, weight: LiftedTable, *args: Any, **kwargs: Any) -> Tensor:
+    return F.embedding(input, weight.left, *args, **kwargs) @ weight.right
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    if isinstance(left, LiftedTable) and isinstance(right, Tensor):
+        return left @ right
+    if isinstance(left, Tensor) and isinstance(right, LiftedTable):
+        return left @ right.left @ right.right
+    return NotImplemented
+
+
+_THROUGH_FACTORS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.mm: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+}
+
+
+@torch.no_grad()
+def factorise(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
+    """The `(tokens, features)` table and `(width, features)` lift whose product `table @ lift.T`
+    is nearest to `weight` `(tokens, width)`: its truncated singular value decomposition.
+
+    The lift's columns are orthonormal, so that tokens keep their lengths. They are turned by a
+    random rotation: else the first columns would carry most of the table, and weights that are
+    read from single columns would differ as much as these do.
+    """
+    wide = weight.double()
+    # Of the small square matrix: for a table of many tokens an order faster than its SVD.
+    _, vectors = torch.linalg.eigh(wide.t() @ wide)
+    rotation, _ = torch.linalg.qr(torch.randn(features, features, dtype=wide.dtype).to(wide.device))
+    lift = vectors[:, -features:] @ rotation
+    return (wide @ lift).to(weight.dtype), lift.to(weight.dtype)
+
+
+def make_factors(
+    embedding: nn.Module, features: int, warm_start: bool
+) -> tuple[nn.Embedding, nn.Linear]:
+    """The table and the lift for an embedding module, as modules.
+
+    warm_start: with the values of `factorise`; else, and on the meta device, without any.
+    """
+    weight: nn.Parameter = embedding.weight  # type: ignore[assignment]
+    tokens, width = weight.shape
+    where = {"device": "meta", "dtype": weight.dtype}
+    padding = getattr(embedding, "padding_idx", None)
+    table = nn.Embedding(tokens, features, padding_idx=padding, **where)  # type: ignore[arg-type]
+    lift = nn.Linear(features, width, bias=False, **where)  # type: ignore[arg-type]
+    if warm_start and not weight.is_meta:
+        values = factorise(weight, features)
+    else:
+        values = weight.new_empty(tokens, features), weight.new_empty(width, features)
+    for module, value in zip((table, lift), values, strict=True):
+        module.weight = nn.Parameter(value, requires_grad=weight.requires_grad)
+        module.train(embedding.training)
+    return table, lift
