@@ -10,7 +10,8 @@ projection, a fused kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,10 @@ def _make_class(
     body.update({name: _normed_property(name) for name in normed})
     if names:
         body.update(_members(base))
+        body["apply"] = _watched_apply(base)
+        for name in ("reset_parameters", "_reset_parameters"):
+            if hasattr(base, name):
+                body[name] = _resetting(getattr(base, name))
     if factored:
         body["forward"] = _factored_forward
     elif holds:
@@ -191,6 +196,42 @@ def _members(base: type[nn.Module]) -> dict[str, Any]:
 
 # One class a combination, not one a module: it holds no state, and compilers see one type.
 _derived_class: Callable[..., type[nn.Module]] = functools.cache(_make_class)
+
+
+def _resetting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that initialises, which warns of what it cannot initialise."""
+
+    @functools.wraps(method)
+    def reset(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with _watch(self, anyway=True):
+            return method(self, *args, **kwargs)
+
+    return reset
+
+
+def _watched_apply(base: type[nn.Module]) -> Callable[..., Any]:
+    @functools.wraps(base.apply)
+    def apply(self: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
+        def watched(module: nn.Module) -> None:
+            with _watch(module) if module is self else nullcontext():
+                fn(module)
+
+        return base.apply(self, watched)
+
+    return apply
+
+
+@contextmanager
+def _watch(module: nn.Module, anyway: bool = False) -> Iterator[None]:
+    """Warns when the module's derived weights are written into; `anyway`: warns of all of them."""
+    groups: dict[Pool, list[int]] = {}
+    for source in sources(module).values():
+        if source.group is not None:
+            groups.setdefault(source.pool, []).append(source.group)
+    with ExitStack() as stack:
+        for pool, indices in groups.items():
+            stack.enter_context(pool.watch(indices if anyway else ()))
+        yield
 
 
 def _rebuild(*combination: Any) -> Any:

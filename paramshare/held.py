@@ -8,6 +8,7 @@ so that decoding step by step does not generate at every step; everything else i
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ Frame = dict[tuple[Any, ...], Any]
 # The tensors that everything in a frame is derived from: each, an alias of it, and its marks. None
 # for tensors that have no marks.
 State = list[tuple[Tensor, Tensor, Any]] | None
-_STATE = ("state",)  # its key in a frame
+_STATE = (("state",),)  # its key in a frame
+
+# Key of the set of groups that were written into, in a frame under which somebody looks for that.
+WATCHED = (("watched",),)
 
 # Not in torch 2.6, where torch.export of a part goes unnoticed.
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -72,16 +76,21 @@ class Holder:
         if running is not None:
             if not _is_of(running, tensors):
                 # Table or projection were changed by the forward that runs.
-                running = self.running = {_STATE: _state(tensors)}
+                running = self.running = new_frame(tensors)
             return running
         if training or torch.is_grad_enabled() or torch.jit.is_tracing():
             self.kept = None
-            return {_STATE: _state(tensors)}
+            return new_frame(tensors)
         kept = self.kept  # once: another thread may drop it meanwhile
         if kept is None or not _is_of(kept, tensors):
-            kept = {_STATE: _state(tensors)}
+            kept = new_frame(tensors)
             self.kept = kept if kept[_STATE] is not None else None
         return kept
+
+
+def new_frame(tensors: list[Tensor]) -> Frame:
+    """An empty one, for what is derived from these tensors as they are now."""
+    return {_STATE: _state(tensors)}
 
 
 def put(frame: Frame, what: tuple[Any, ...], device: str, value: Any) -> Any:
@@ -105,15 +114,22 @@ def put_weight(frame: Frame, index: int, device: str, weight: Tensor) -> None:
     put(frame, ("weight", index), device, (weight, version))
 
 
-def look_up_weight(frame: Frame, index: int, device: str) -> Tensor | None:
-    """The weight if it is there, and nobody has written into it."""
+def look_up_weight(frame: Frame, index: int, device: str) -> tuple[Tensor | None, bool]:
+    """The weight if it is there and nobody has written into it, and whether somebody has."""
     found = look_up(frame, ("weight", index), device)
     if found is None:
-        return None
+        return None, False
     weight, version = found
-    if not torch.compiler.is_compiling() and version != _version(weight):
-        return None
-    return weight
+    written = not torch.compiler.is_compiling() and version != _version(weight)
+    return (None if written else weight), written
+
+
+def weights_in(frame: Frame) -> Iterator[tuple[int, Tensor, bool]]:
+    """(group, weight, whether its version shows that somebody has written into it)."""
+    for key, value in frame.items():
+        if key[0][0] == "weight":
+            weight, version = value
+            yield key[0][1], weight, version != _version(weight)
 
 
 def _autocast(device: str) -> torch.dtype | None:

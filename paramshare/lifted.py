@@ -84,7 +84,7 @@ class LiftedTable:
         return other @ self.left @ self.right
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name in ("left", "right"):
             raise AttributeError(name)
         return getattr(self.dense(), name)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from paramshare.errors import ShareError
-from paramshare.held import Frame, Holder, look_up, look_up_weight, put, put_weight
+from paramshare.held import (
+    WATCHED,
+    Frame,
+    Holder,
+    look_up,
+    look_up_weight,
+    new_frame,
+    put,
+    put_weight,
+    weights_in,
+)
 from paramshare.layout import read, table_blocks, virtual_columns
 from paramshare.lifted import LiftedTable
 from paramshare.plan import Group, SharingPlan
@@ -113,7 +125,11 @@ class Pool(nn.Module):
     def weight(self, index: int, training: bool) -> Tensor:
         """The `(rows, cols)` weight of a group, generated if it is not at hand."""
         frame = self._frame(training)
-        weight = look_up_weight(frame, index, self._device)
+        weight, written = look_up_weight(frame, index, self._device)
+        if written and WATCHED in frame:
+            frame[WATCHED].add(index)
+        elif written:
+            self._warn_of_writing(index)
         if weight is None:
             weight = self._generate([index], frame)[0]
             put_weight(frame, index, self._device, weight)
@@ -145,7 +161,7 @@ class Pool(nn.Module):
                     index
                     for index, group in enumerate(self.plan.groups)
                     if group.execution == "materialized"
-                    and look_up_weight(frame, index, self._device) is None
+                    and look_up_weight(frame, index, self._device)[0] is None
                 ]
                 weights = self._generate(missing, frame) if missing else []
                 for index, weight in zip(missing, weights, strict=True):
@@ -157,9 +173,41 @@ class Pool(nn.Module):
         """Ends what `enter` began: the outermost drops what was held."""
         self.holder.running = outer
 
+    @contextmanager
+    def watch(self, anyway: Iterable[int] = ()) -> Iterator[None]:
+        """Warns when somebody writes into a weight that is read meanwhile: initialisations do,
+        and would otherwise be lost without a word. `anyway`: groups to warn of in any case."""
+        outer = self.holder.running
+        self.holder.running = frame = new_frame(self._stored())
+        written = frame[WATCHED] = set(anyway)
+        try:
+            yield
+        finally:
+            self.holder.running = outer
+            for index, weight, marked in weights_in(frame):
+                # Writing through .data leaves no mark.
+                if marked or not (
+                    weight.is_meta or torch.equal(weight, self._generate([index], {})[0])
+                ):
+                    written.add(index)
+            for index in sorted(written):
+                self._warn_of_writing(index)
+
+    def _warn_of_writing(self, index: int) -> None:
+        warnings.warn(
+            f"{self.plan.groups[index].name} is read from the embedding, and what is written into "
+            "it has no effect: initialise before sharing (the weights keep the spread that they "
+            "had), or call reset_parameters of the pool (sharing.pool), which draws the projection",
+            stacklevel=3,
+        )
+
     def _frame(self, training: bool, whole: bool = False) -> Frame:
+        return self.holder.frame(self._stored(), training, whole)
+
+    def _stored(self) -> list[Tensor]:
+        """What everything is derived from."""
         tensors = (table_of(self.embedding), self.projection, self.bias, self.scale)
-        return self.holder.frame([t for t in tensors if t is not None], training, whole)
+        return [tensor for tensor in tensors if tensor is not None]
 
     @property
     def _device(self) -> str:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
-from zoo import TOKENS, Block, Narrow, batch, build
+from zoo import TOKENS, Block, Narrow, batch, build, share
 
 import paramshare
 from paramshare import ShareError, materialize, share_from_embedding
+from paramshare.derived import sources
 from paramshare.models import TransformerLM
 
 
@@ -256,13 +258,13 @@ def test_table_gradient_scales_the_weights_share_only(execution: str) -> None:
     """Forward unchanged; through the weights a part of the gradient, through tokens all of it."""
     tokens, padding = batch()
     gradients, outputs = {}, {}
-    for share in (0.0, 0.25, 1.0):
+    for part in (0.0, 0.25, 1.0):
         module = build("Narrow")
         torch.manual_seed(1)
-        share_from_embedding(module, module.embedding, table_gradient=share, execution=execution)
-        outputs[share] = module(tokens, padding)
-        outputs[share].square().sum().backward()
-        gradients[share] = module.embedding.weight.grad
+        share_from_embedding(module, module.embedding, table_gradient=part, execution=execution)
+        outputs[part] = module(tokens, padding)
+        outputs[part].square().sum().backward()
+        gradients[part] = module.embedding.weight.grad
     assert torch.equal(outputs[0.0], outputs[1.0])
     through_tokens = gradients[0.0]
     unused = torch.ones(TOKENS, dtype=torch.bool)
@@ -574,3 +576,74 @@ def test_shared_on_meta_then_allocated() -> None:
     weight = module.encoder.layers[0].self_attn.in_proj_weight
     assert weight.std().item() == pytest.approx(xavier, rel=0.01)
     assert sharing.dense_parameters > sharing.stored_parameters
+
+
+# ---------------------------------------------------------------------- initialising again
+
+
+def _by_data(module: nn.Module) -> None:
+    for name in sources(module):
+        getattr(module, name).data.normal_(0, 0.02)
+
+
+def _by_init(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.zeros_(module.bias) if module.bias is not None else None
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("name", "init"),
+    [
+        ("Narrow", _by_data),
+        ("Narrow", _by_init),
+        ("Cells", _by_data),
+        ("Convolutional", _by_data),
+        ("NormedByHook", _by_data),
+        ("Encoder", _by_data),
+        ("Encoder", _by_init),
+        ("Seq2Seq", _by_init),
+    ],
+)
+def test_initialising_again_warns(name: str, init, training: bool) -> None:
+    module = build(name)
+    share(module)
+    module.train(training)
+    inputs = batch()
+    with torch.no_grad():
+        expected = module(*inputs)
+        with pytest.warns(
+            UserWarning, match="is read from the embedding, and what is written into"
+        ):
+            module.apply(init)
+    bias = next((p for n, p in module.named_parameters() if n.endswith("up.bias")), None)
+    assert bias is None or init is _by_data or not bias.any()  # what is a Parameter was written
+    if init is _by_data:
+        torch.testing.assert_close(module(*inputs), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["Narrow", "Recurrent", "Cells", "Convolutional", "CrossAttention"]
+)
+def test_reset_parameters_warns(name: str) -> None:
+    module = build(name)
+    sharing = share(module)
+    for slot in sharing.plan.groups[0].slots[:1]:
+        owner = module.get_submodule(slot.rpartition(".")[0])
+        reset = getattr(owner, "reset_parameters", None) or owner._reset_parameters
+        with pytest.warns(UserWarning, match="no effect: initialise before sharing") as seen:
+            reset()
+        assert len({str(w.message) for w in seen}) == len(seen)
+
+
+def test_applying_what_writes_nothing_is_silent() -> None:
+    for name in ("Encoder", "Recurrent", "Cells", "Normed"):
+        module = build(name)
+        share(module)
+        with warnings.catch_warnings(action="error"):
+            module.apply(lambda m: [getattr(m, n, None) for n in ("weight", "weight_hh")])
+            module.apply(lambda m: m.register_buffer("mark", None))
+        materialize(module)
+        with warnings.catch_warnings(action="error"):
+            module.apply(_by_init)
