@@ -42,9 +42,10 @@ class Slot:
 
     def spread(self) -> float:
         """Standard deviation of the weight as it is; on meta, of the kind's initialisation."""
-        if not self.parameter.is_meta:
-            return float(self.parameter.detach().float().std(correction=0))
-        return self.documented_spread()
+        values = self.parameter.detach().float()
+        if values.is_meta:
+            return self.documented_spread()
+        return float(values.std(correction=0) if values.numel() > 1 else values.abs())
 
     def documented_spread(self) -> float:
         """Standard deviation that the layer's kind documents for its initialisation."""

@@ -1,0 +1,136 @@
+"""Weight-normed layers: the direction is derived, the gain is a Parameter."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import remove_parametrizations
+from zoo import batch, build, share
+
+from paramshare import ShareError, materialize, share_from_embedding
+
+NAMES = ["NormedByHook", "Normed"]
+
+
+def gains(module: nn.Module) -> list[str]:
+    return [n for n, _ in module.named_parameters() if n.endswith(("weight_g", "original0"))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gain_stays_and_the_direction_goes(name: str) -> None:
+    module, plain = build(name), build(name)
+    sharing = share(module)
+    assert len(gains(module)) == 5
+    names = {slot for group in sharing.plan.groups for slot in group.slots}
+    assert names == {n for n, _ in plain.named_parameters() if n.endswith(("_v", "original1"))}
+    before = {n: p.clone() for n, p in module.named_parameters() if n in gains(module)}
+    expected = dict(plain.named_parameters())
+    assert all(torch.equal(value, expected[n]) for n, value in before.items())
+    module(*batch()).square().sum().backward()
+    assert all(module.get_parameter(n).grad.abs().sum() > 0 for n in before)
+    # The norm of every row is its gain, whatever is read from the table.
+    layer = module.layers[0]
+    gain = layer.weight_g if name == "NormedByHook" else layer.parametrizations.weight.original0
+    torch.testing.assert_close(layer.weight.norm(dim=(1, 2)), gain.flatten())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_select_never_offers_the_gain(name: str) -> None:
+    module = build(name)
+    share_from_embedding(module, module.embedding, select=lambda path, owner: "layers" in path)
+    assert len(gains(module)) == 5
+
+
+@pytest.mark.parametrize("after_forward", [False, True])
+def test_deepcopy_of_hooks(after_forward: bool) -> None:
+    """torch's own hook cannot: the weight that it sets is no leaf."""
+    module = build("NormedByHook")
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(module)
+    share(module)
+    inputs = batch()
+    if after_forward:
+        module(*inputs).sum().backward()
+    twin = copy.deepcopy(module)
+    assert torch.equal(twin(*inputs), module(*inputs))
+    with torch.no_grad():
+        twin.embedding.weight.copy_(twin.embedding.weight.flip(0))
+    assert not torch.equal(twin.layers[0].weight, module.layers[0].weight)
+
+
+def _remove(layer: nn.Module) -> nn.Module:
+    if hasattr(layer, "weight_g"):
+        return nn.utils.remove_weight_norm(layer)
+    return remove_parametrizations(layer, "weight")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_removing_weight_norm_bakes_the_weight(name: str) -> None:
+    module = build(name)
+    share(module)
+    inputs = batch()
+    expected = module(*inputs)
+    for n, layer in enumerate(module.layers):
+        _remove(layer)
+        assert type(layer) is nn.Conv1d
+        assert isinstance(layer.weight, nn.Parameter)
+        assert layer.weight.is_contiguous()
+        assert len(gains(module)) == 4 - n
+        torch.testing.assert_close(module(*inputs), expected)
+    with torch.no_grad():  # what was baked is not read from the table any more
+        weight = module.layers[0].weight.clone()
+        module.embedding.weight.mul_(1.5)
+        assert torch.equal(module.layers[0].weight, weight)
+    materialize(module)  # the two that are left, and what was generated for all
+    assert not any("paramshare" in n for n, _ in module.named_modules())
+    for layer in module.heads:
+        _remove(layer)
+
+
+def test_removing_it_twice_is_torchs_error() -> None:
+    module = build("NormedByHook")
+    share(module)
+    nn.utils.remove_weight_norm(module.layers[0])
+    with pytest.raises(ValueError, match="weight_norm of 'weight' not found"):
+        nn.utils.remove_weight_norm(module.layers[0])
+
+
+def test_materialized_hooks_are_torchs_own() -> None:
+    module, plain = build("NormedByHook"), build("NormedByHook")
+    share(module)
+    materialize(module)
+    for ours, theirs in zip(module.layers, plain.layers, strict=True):
+        assert [type(h) for h in ours._forward_pre_hooks.values()] == [
+            type(h) for h in theirs._forward_pre_hooks.values()
+        ]
+    with torch.no_grad():
+        before = module(*batch())
+        module.layers[0].weight_v.copy_(module.layers[0].weight_v.flip(0))
+        assert not torch.equal(module(*batch()), before)
+    nn.utils.remove_weight_norm(module.layers[0])
+
+
+def test_a_normed_weight_cannot_be_set() -> None:
+    module = build("NormedByHook")
+    share(module)
+    for name in ("weight", "weight_v"):
+        with pytest.raises(ShareError, match="read from the embedding and cannot be set"):
+            setattr(module.layers[0], name, torch.zeros(32, 8, 3))
+
+
+def test_other_hooks_stay() -> None:
+    module = build("NormedByHook")
+    seen = []
+    module.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(layer))
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        nn.utils.weight_norm(module.layers[0], "bias", dim=None)
+    share(module)
+    module(*batch()).sum().backward()
+    assert seen == [module.layers[0]]
+    assert module.layers[0].bias_v.grad is not None
+    nn.utils.remove_weight_norm(module.layers[0], "bias")
+    assert module.layers[0].weight.shape == (32, 8, 3)
