@@ -313,3 +313,41 @@ def test_frozen_stays_frozen() -> None:
     share(module, embedding_dim=4)
     assert not any(p.requires_grad for p in module.parameters())
     assert not any(p.requires_grad for p in materialize(module).parameters())
+
+
+def test_bert_base() -> None:
+    """Counts by arithmetic, no E x H tensor in a forward pass, logits of the truncated table."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(transformers.BertConfig()).eval()
+    tokens, width, hidden, features, positions = 30522, 768, 3072, 128, 512
+    with torch.no_grad():  # a table with directions that matter, as a trained one has
+        model.bert.embeddings.word_embeddings.weight.mul_(torch.logspace(1, -2, width))
+    wide = model.bert.embeddings.word_embeddings.weight.detach().clone()
+    sharing = share_from_embedding(model, model.get_input_embeddings(), embedding_dim=features)
+
+    # Columns of 30,522 numbers: 39 rows of 768 numbers, 9 rows of 3,072, and no row is split.
+    columns = 4 * -(-width // (tokens // width)) + -(-hidden // (tokens // width))
+    columns += -(-width // (tokens // hidden))
+    vectors = 12 * (4 * width + hidden + width + 4 * width)  # biases, LayerNorms
+    around = (positions + 2) * width + 2 * width  # positions, types, LayerNorm
+    head = width * width + width + 2 * width + tokens  # dense, LayerNorm, bias of the output
+    expected = tokens * features + features * width + features * columns + vectors + around + head
+    print(f"\n{sharing}\nby arithmetic: {expected:,}")
+    assert sharing.plan.columns == columns
+    assert sharing.stored_parameters == expected == sum(p.numel() for p in model.parameters())
+
+    ids = torch.randint(0, tokens, (1, 5))
+    with Allocations() as seen:
+        output = model(ids).logits
+    assert not {(tokens, width), (width, tokens)} & seen.shapes
+    assert {(tokens, features), (tokens, columns), (columns, tokens)} & seen.shapes  # it looks
+
+    with torch.no_grad():
+        low_rank = truncated(wide, features)
+        hidden_states = model.cls.predictions.transform(model.bert(ids).last_hidden_state)
+        expected_logits = hidden_states @ low_rank.t() + model.cls.predictions.bias
+        torch.testing.assert_close(output, expected_logits, rtol=1e-4, atol=1e-4)
+        looked_up = model.get_input_embeddings()(ids)
+        torch.testing.assert_close(looked_up, low_rank[ids], rtol=1e-4, atol=1e-4)
+    assert model.get_input_embeddings().weight.shape == (tokens, width)
