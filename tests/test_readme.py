@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_call_runs_and_prints_what_it_says(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    code = "\n".join(blocks("python"))
     (printed,) = blocks("text")
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
