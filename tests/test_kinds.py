@@ -3,7 +3,6 @@ outputs and gradients of all that is stored."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from warned import filtered
 
 from paramshare import ShareError, register_kind, share_from_embedding
 from paramshare.kinds import KINDS, kind_of
@@ -132,7 +132,7 @@ def raw(draw: Any) -> Drawn:
 
 
 def by_hook(layer: nn.Module, name: str) -> nn.Module:
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+    with filtered("ignore", FutureWarning):
         return nn.utils.weight_norm(layer, name)
 
 

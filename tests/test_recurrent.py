@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from warned import filtered
 from zoo import batch, build, share
 
 from paramshare import materialize
@@ -120,7 +121,7 @@ def test_copies(name: str, when: str) -> None:
 def test_no_warnings_and_no_stored_list() -> None:
     module = build("Recurrent")
     share(module)
-    with warnings.catch_warnings(action="error"):
+    with filtered("error"):
         for _ in range(3):
             module(*batch()).sum().backward()
     assert "_flat_weights" not in module.rnn.__dict__

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from warned import filtered
 from zoo import TOKENS, Block, Narrow, batch, build, share
 
 import paramshare
@@ -641,9 +641,9 @@ def test_applying_what_writes_nothing_is_silent() -> None:
     for name in ("Encoder", "Recurrent", "Cells", "Normed"):
         module = build(name)
         share(module)
-        with warnings.catch_warnings(action="error"):
+        with filtered("error"):
             module.apply(lambda m: [getattr(m, n, None) for n in ("weight", "weight_hh")])
             module.apply(lambda m: m.register_buffer("mark", None))
         materialize(module)
-        with warnings.catch_warnings(action="error"):
+        with filtered("error"):
             module.apply(_by_init)

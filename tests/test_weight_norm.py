@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import remove_parametrizations
+from warned import filtered
 from zoo import batch, build, share
 
 from paramshare import ShareError, materialize, share_from_embedding
@@ -126,7 +126,7 @@ def test_other_hooks_stay() -> None:
     module = build("NormedByHook")
     seen = []
     module.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(layer))
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+    with filtered("ignore", FutureWarning):
         nn.utils.weight_norm(module.layers[0], "bias", dim=None)
     share(module)
     module(*batch()).sum().backward()

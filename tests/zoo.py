@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor, nn
+from warned import filtered
 
 from paramshare import Sharing, share_from_embedding
 
@@ -231,7 +230,7 @@ class NormedByHook(Convolutional):
 
     @staticmethod
     def normed(layer: nn.Module) -> nn.Module:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        with filtered("ignore", FutureWarning):
             return nn.utils.weight_norm(layer)
 
 

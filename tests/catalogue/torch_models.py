@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from warned import filtered
 
 from catalogue import Case, batch, greedy
 from paramshare.models import TransformerLM
@@ -174,7 +174,7 @@ def _body(name: str, kinds: str, body: Callable[[], nn.Module], **more) -> Case:
 
 
 def _by_hook(layer: nn.Module) -> nn.Module:
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+    with filtered("ignore", FutureWarning):
         return nn.utils.weight_norm(layer)
 
 
