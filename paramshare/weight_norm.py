@@ -27,14 +27,10 @@ def normed_names(module: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
 
 def hook_of(module: nn.Module, name: str) -> WeightNorm | None:
     """The hook that normalises the weight `name`."""
-    return next(
-        (
-            hook
-            for hook in module._forward_pre_hooks.values()
-            if isinstance(hook, WeightNorm) and hook.name == name
-        ),
-        None,
-    )
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm) and hook.name == name:
+            return hook
+    return None
 
 
 class DerivedWeightNorm(WeightNorm):
