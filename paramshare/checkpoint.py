@@ -15,7 +15,14 @@ from torch.nn.parameter import Parameter
 
 from paramshare.errors import ShareError
 from paramshare.plan import SharingPlan
-from paramshare.sharing import Rewrite, check_whole, named_pools, prepare
+from paramshare.sharing import (
+    Rewrite,
+    check_whole,
+    named_pools,
+    prepare,
+    read_plans,
+    stored_plans,
+)
 
 _KEY = "paramshare"
 
@@ -27,11 +34,7 @@ def save_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
     of a shared module, and for one that is not allocated.
     """
     path = Path(path)
-    check_whole(module)
-    sharings = []
-    for root, pool in named_pools(module):
-        pool.check_embedding(module.get_submodule(root))
-        sharings.append({"root": root, "plan": pool.plan.to_dict()})
+    sharings = stored_plans(module)
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -100,7 +103,7 @@ def _header(
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     try:
         content = json.loads(metadata)
-        plans = [(str(s["root"]), SharingPlan.from_dict(s["plan"])) for s in content["sharings"]]
+        plans = read_plans(content["sharings"])
         tied = {str(name): str(kept) for name, kept in content["tied"].items()}
         if not set(tied.values()) <= shapes.keys():
             raise ValueError("a tied tensor is missing")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -246,6 +247,10 @@ class Pool(nn.Module):
         self.holder = Holder()
         self._sizes, self._piece_of = _pieces(self.plan.groups, self.plan.columns)
         _ALIVE.add(self)
+        if "transformers.modeling_utils" in sys.modules:
+            # Its save_pretrained must keep the plan, whether the model was shared or unpickled.
+            with suppress(ImportError):  # of a version below 5
+                import paramshare.models.pretrained  # noqa: F401
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("holder", "_root")}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import torch
 from torch import nn
@@ -303,6 +304,25 @@ def named_pools(module: nn.Module) -> Iterator[tuple[str, Pool]]:
     for path, part in module.named_modules():
         for pool in derived.pools(part):
             yield path, pool
+
+
+def stored_plans(module: nn.Module) -> list[dict[str, Any]]:
+    """The plans of all that is shared in `module`, each with the path of what was shared: what a
+    file must say beside the tensors. Raises ShareError for what could not be loaded again."""
+    check_whole(module)
+    plans = []
+    for root, pool in named_pools(module):
+        pool.check_embedding(module.get_submodule(root))
+        plans.append({"root": root, "plan": pool.plan.to_dict()})
+    return plans
+
+
+def read_plans(stored: Any) -> list[tuple[str, SharingPlan]]:
+    """What `stored_plans` gave, as (path, plan). Raises ShareError where it is something else."""
+    try:
+        return [(str(s["root"]), SharingPlan.from_dict(s["plan"])) for s in stored]
+    except (KeyError, TypeError) as error:
+        raise ShareError(f"these are no sharing plans: {error!r}") from None
 
 
 def _bake(owner: nn.Module, name: str) -> Parameter:
