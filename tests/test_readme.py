@@ -12,10 +12,8 @@ from commands import fairseq, python
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text("utf8"), re.M | re.S
-    )
+def blocks(language: str, file: str = "README.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / file).read_text("utf8"), re.M | re.S)
 
 
 def test_the_call_runs_and_prints_what_it_says(tmp_path: Path) -> None:
@@ -25,6 +23,19 @@ def test_the_call_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed
     assert [path.name for path in tmp_path.iterdir()] == ["tagger.safetensors"]
+
+
+def test_transformers_code_runs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    (code,) = blocks("python", "models/README.md")
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "compression" in done.stdout
+    sizes = {
+        n: (tmp_path / n / "model.safetensors").stat().st_size
+        for n in ("shared-bert", "plain-bert")
+    }
+    assert 2 * sizes["shared-bert"] < sizes["plain-bert"]
 
 
 def test_the_fairseq_command_runs(corpus: Path, tmp_path: Path) -> None:
@@ -42,11 +53,13 @@ def test_the_fairseq_command_runs(corpus: Path, tmp_path: Path) -> None:
     assert "columns read from virtual table" in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("file", ["README.md", "recipes/iwslt15_envi/README.md"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "models/README.md", "recipes/iwslt15_envi/README.md"]
+)
 def test_links_and_paths_exist(file: str) -> None:
     text = (ROOT / file).read_text("utf8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    scripts = re.findall(r"python ((?:recipes|benchmarks)/\S+\.py)", text)
+    scripts = re.findall(r"((?:recipes|benchmarks|tests)/\S+\.py)", text)
     assert scripts
     for path in [(ROOT / file).parent / link for link in links] + [ROOT / s for s in scripts]:
         assert path.exists(), path
