@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from math import ceil
 
-import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -64,19 +63,6 @@ def read(part: Tensor, rows: int, cols: int, layout: str, blocks: int) -> Tensor
     if layout == "column":
         return part.reshape(-1)[: rows * cols].view(rows, cols)
     return rearrange(part, "g e -> (e g)")[: rows * cols].view(cols, rows).t()
-
-
-def virtual_columns(table: Tensor, projection: Tensor, bias: Tensor | None) -> Tensor:
-    """Columns of the virtual table, one a row: `(table @ projection + bias)` transposed.
-
-    table `(tokens, features)`, projection `(features, columns)`, bias `(columns,)`; returns
-    `(columns, tokens)`. One product for all columns: reading the aligned layout from it copies
-    the weights once, which costs less than the blockwise products whose views they could be, for
-    those pad the table's gradient in backward once a product.
-    """
-    if bias is None:
-        return projection.t() @ table.t()
-    return torch.addmm(bias.unsqueeze(1), projection.t(), table.t())
 
 
 def table_blocks(table: Tensor, cols: int, blocks: int) -> Tensor:

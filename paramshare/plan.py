@@ -285,5 +285,6 @@ def _spread(slots: Sequence[Slot], virtual: bool) -> float:
     """Root mean square of the spreads of the group's weights."""
     spread = sqrt(sum(slot.spread() ** 2 for slot in slots) / len(slots))
     # A weight that starts at zero can do so through its projection, but an EPS constant of zero
-    # would keep it there for ever.
-    return spread if spread > 0 or virtual else slots[0].documented_spread()
+    # would keep it there for ever, and a direction of zero is none.
+    zero_will_do = virtual and not slots[0].normed
+    return spread if spread > 0 or zero_will_do else slots[0].documented_spread()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from paramshare.errors import ShareError
+from paramshare.gradients import scale_gradient, virtual_columns
 from paramshare.held import (
     WATCHED,
     Frame,
@@ -26,7 +27,7 @@ from paramshare.held import (
     put_weight,
     weights_in,
 )
-from paramshare.layout import read, table_blocks, virtual_columns
+from paramshare.layout import read, table_blocks
 from paramshare.lifted import LiftedTable
 from paramshare.plan import Group, SharingPlan
 
@@ -231,8 +232,9 @@ class Pool(nn.Module):
             )
 
     def train(self, mode: bool = True) -> Pool:
-        """Also drops what was kept for decoding."""
-        self.holder.kept = None
+        """Also drops what was kept for decoding, unless it is eval() once more."""
+        if mode or self.training:
+            self.holder.kept = None
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +303,9 @@ class Pool(nn.Module):
             projection = torch.cat([part for part, _ in parts], dim=1)
             biases = [bias for _, bias in parts if bias is not None]
             bias = torch.cat(biases) if biases else None
-            virtual = virtual_columns(self._table(frame), projection, bias)
+            _check_size(self.embedding, self.plan)
+            table = table_of(self.embedding)
+            virtual = virtual_columns(table, projection, bias, self.plan.table_gradient)
             # One split: N slices would allocate N gradients of the whole in backward.
             columns = list(virtual.split([group.columns for group in groups]))
         weights = [
@@ -311,7 +315,11 @@ class Pool(nn.Module):
         if self.scale is not None:
             scales = self.scale[indices].unbind()
             weights = [w * scale for w, scale in zip(weights, scales, strict=True)]
-        return weights
+        # As its layer will read it: weight norm is slow on a transposed view, in every step.
+        return [
+            weight.t().contiguous().t() if group.out_last else weight
+            for weight, group in zip(weights, groups, strict=True)
+        ]
 
     def _parts(self, frame: Frame) -> list[tuple[Tensor, Tensor | None]]:
         """Each group's columns of the projection and its bias; for EPS, of the table."""
@@ -334,10 +342,8 @@ class Pool(nn.Module):
         key = ("table",)
         table = look_up(frame, key, self._device)
         if table is None:
-            table = table_of(self.embedding)
             _check_size(self.embedding, self.plan)
-            if self.plan.table_gradient != 1 and torch.is_grad_enabled():
-                table = _ScaleGradient.apply(table, self.plan.table_gradient)
+            table = scale_gradient(table_of(self.embedding), self.plan.table_gradient)
             put(frame, key, self._device, table)
         return table
 
@@ -349,24 +355,6 @@ class Pool(nn.Module):
             view = table_blocks(self._table(frame), cols, blocks)
             put(frame, key, self._device, view)
         return view
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """The identity; its gradient is multiplied by a factor."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(tensor: Tensor, factor: float) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient * ctx.factor, None
 
 
 def _check_size(embedding: nn.Module, plan: SharingPlan) -> None:

@@ -35,6 +35,7 @@ class Slot:
     cols: int
     out_last: bool  # the last dimension of the Parameter is the rows, not the first
     called: bool  # the owner applies it by nn.Linear.forward, so that it can be factored
+    normed: bool  # it is the direction of a weight-normed weight
 
     @property
     def parameter(self) -> Parameter:
@@ -136,6 +137,7 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
         cols=prod(parameter.shape[:-1] if out_last else parameter.shape[1:]),
         out_last=out_last,
         called=called and child not in kind_of(parent).reads,
+        normed=weight != name,
     )
 
 

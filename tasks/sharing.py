@@ -10,6 +10,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import nn
 
 from paramshare import ShareError, SharingPlan, share_from_embedding
+from paramshare.depth import MAPS, check_depth
 from paramshare.layout import LAYOUTS
 from paramshare.plan import EXECUTIONS, INITS
 from paramshare.pool import Pool
@@ -31,8 +32,11 @@ class ShareConfig(FairseqDataclass):
             "table (veps), the table itself (eps), or nowhere: the plain model (none)"
         },
     )
-    share_depth: ChoiceEnum(["all", "none"]) = field(  # type: ignore[valid-type]
-        default="all", metadata={"help": "which layers read the same columns"}
+    share_depth: str = field(
+        default="all",
+        metadata={
+            "help": f"which layers of a stack read the same columns: {MAPS}; M distinct layers"
+        },
     )
     share_layout: ChoiceEnum(list(LAYOUTS)) = field(  # type: ignore[valid-type]
         default="aligned", metadata={"help": "how columns are read as a matrix"}
@@ -43,6 +47,10 @@ class ShareConfig(FairseqDataclass):
     )
     share_virtual_dim: Optional[int] = field(
         default=None, metadata={"help": "columns of the virtual table; default: those needed"}
+    )
+    share_embedding_dim: Optional[int] = field(
+        default=None,
+        metadata={"help": "narrow the token table to this many features first, with a lift"},
     )
     share_init: ChoiceEnum(list(INITS)) = field(  # type: ignore[valid-type]
         default="match",
@@ -66,6 +74,13 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
     The encoder reads the encoder's table and the decoder the decoder's; where these are one,
     one call allocates for both. Raises ShareError with fairseq's names of the options.
     """
+    depth = str(cfg.share_depth)
+    try:
+        check_depth(depth)
+    except ShareError:
+        raise ShareError(
+            f"--share-depth {depth} is unknown: use one of {MAPS} (M distinct layers)"
+        ) from None
     if cfg.share == "none":
         return {}
     tables = {name: _table(model, name) for name in ("encoder", "decoder")}
@@ -80,10 +95,11 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
                 root,
                 table,
                 virtual=cfg.share == "veps",
-                depth=str(cfg.share_depth),
+                depth=depth,
                 layout=str(cfg.share_layout),
                 blocks=cfg.share_blocks,
                 virtual_dim=cfg.share_virtual_dim,
+                embedding_dim=cfg.share_embedding_dim,
                 table_gradient=cfg.share_table_gradient,
                 init=str(cfg.share_init),
                 execution=str(cfg.share_execution),
@@ -92,7 +108,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             raise ShareError(
                 f"--share {cfg.share} of {path or 'the model'} ({type(root).__name__}): {error} "
                 "(options: --share, --share-depth, --share-layout, --share-blocks, "
-                "--share-virtual-dim; --share none trains the plain model)"
+                "--share-virtual-dim, --share-embedding-dim; --share none trains the plain model)"
             ) from None
         _keep_plan_in_checkpoints(sharing.pool)
         plans[path] = sharing.plan.to_dict()

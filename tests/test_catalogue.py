@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from catalogue import Case, torch_models
+from catalogue import Case, fairseq_models, torch_models, transformers_models
 from torch import Tensor, nn
 
 from paramshare import load_model, materialize, save_model, share_from_embedding
 from paramshare.derived import pools, sources
 
-CASES: list[Case] = [*torch_models.CASES]
+CASES: list[Case] = [
+    *torch_models.CASES,
+    *fairseq_models.CASES,
+    *transformers_models.CASES,
+]
 TABLE = Path(__file__).parent.parent / "models" / "README.md"
 COLUMNS = ("share", "train", "save/load", "materialize", "compile", "generate")
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paramshare import ShareError
-from paramshare.layout import check_blocks, fit, read, virtual_columns
+from paramshare.layout import check_blocks, fit, read
 from paramshare.plan import Group
 
 SIZES = st.integers(1, 12)
@@ -84,14 +84,6 @@ def test_reads_the_numbers_that_the_formula_names(rows, cols, tokens, layout, bl
     assert group.wasted(tokens) >= 0
     if used != "aligned":  # minimal: one column fewer would not do
         assert (columns - 1) * tokens < rows * cols
-
-
-def test_virtual_columns_are_table_times_projection() -> None:
-    table, projection, bias = torch.randn(7, 3), torch.randn(3, 5), torch.randn(5)
-    torch.testing.assert_close(virtual_columns(table, projection, None).t(), table @ projection)
-    torch.testing.assert_close(
-        virtual_columns(table, projection, bias).t(), table @ projection + bias
-    )
 
 
 def test_the_column_layout_copies_nothing() -> None:

@@ -134,3 +134,20 @@ def test_other_hooks_stay() -> None:
     assert module.layers[0].bias_v.grad is not None
     nn.utils.remove_weight_norm(module.layers[0], "bias")
     assert module.layers[0].weight.shape == (32, 8, 3)
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_directions_without_a_spread(name: str, virtual: bool) -> None:
+    """Of a layer that is initialised to a constant: they need some spread to be directions."""
+    module = build(name)
+    for n, parameter in module.named_parameters():
+        if n.startswith("layers") and n.endswith(("weight_v", "original1")):
+            nn.init.ones_(parameter)
+    share_from_embedding(
+        module,
+        module.embedding,
+        virtual,
+        select=lambda path, owner: path.startswith("layers"),
+    )
+    assert module(*batch()).isfinite().all()

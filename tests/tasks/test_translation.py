@@ -22,10 +22,12 @@ import paramshare.tasks  # noqa: F401
 from paramshare import ShareError, materialize
 from paramshare.cli import user_dir
 from paramshare.sharing import named_pools
+from paramshare.tasks.sharing import ShareConfig, share_model
 
+SIDES = ("encoder", "decoder")
 SIZES = [
     f"--{side}-{what}={value}"
-    for side in ("encoder", "decoder")
+    for side in SIDES
     for what, value in (
         ("layers", 2),
         ("embed-dim", 32),
@@ -175,11 +177,105 @@ def test_one_table_needs_one_dictionary(corpus: Path) -> None:
         build(corpus / "separate", "--share-all-embeddings")
 
 
-def test_an_architecture_without_such_weights(corpus: Path) -> None:
+def test_a_model_without_a_table_on_both_sides() -> None:
     with pytest.raises(
-        ShareError, match=r"--share veps of encoder \(LSTMEncoder\): .*--share none"
+        ShareError, match=r"^Linear has no encoder with a token table.*another --arch, or --share"
     ):
-        build(corpus / "separate", model=["--arch", "lstm"])
+        share_model(torch.nn.Linear(2, 2), ShareConfig())
+
+
+# Both have four layers on each side.
+LSTM = ["--arch", "lstm", "--dropout", "0", "--decoder-out-embed-dim=16"]
+LSTM += [f"--{side}-{what}" for side in SIDES for what in ("embed-dim=16", "layers=4")]
+FCONV = ["--arch", "fconv", "--dropout", "0", "--decoder-out-embed-dim=16"]
+FCONV += [f"--{side}-embed-dim=16" for side in SIDES]
+FCONV += [f"--{side}-layers=[(16, 3)] * 4" for side in SIDES]
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "roots"),
+    [
+        ("separate", LSTM, ["encoder", "decoder"]),
+        ("joined", [*LSTM, "--share-all-embeddings"], [""]),
+        ("separate", FCONV, ["encoder", "decoder"]),
+        ("joined", [*FCONV, "--share-input-output-embed"], ["encoder", "decoder"]),
+    ],
+)
+def test_recurrent_and_convolutional_models(
+    corpus: Path, data: str, model: list[str], roots: list[str]
+) -> None:
+    """They compute and decode what their materialized twins do, under a map of depths too."""
+    task, shared = build(corpus / data, "--share-depth", "sequence:2", model=model)
+    pools = dict(named_pools(shared))
+    assert list(pools) == roots
+    for path, pool in pools.items():
+        assert pool.embedding is shared.get_submodule(path or "encoder").embed_tokens
+        uses = [len(group.slots) for group in pool.plan.groups if "attention" not in group.name]
+        assert set(uses) <= {1, 2}
+        assert 2 in uses
+    plain = build(corpus / data, "--share-depth", "sequence:2", model=model)[1]
+    plain.load_state_dict(shared.state_dict())
+    materialize(plain)
+    torch.testing.assert_close(shared(**inputs())[0], plain(**inputs())[0])
+    sample = {"net_input": inputs(), "id": torch.arange(2)}
+    found = []
+    for m in (shared, plain):
+        generator = task.build_generator([m], Namespace(beam=3, max_len_b=6))
+        hypotheses = generator.generate([m], sample)
+        found.append([[h["tokens"].tolist() for h in some] for some in hypotheses])
+    assert found[0] == found[1]
+
+
+TRANSFORMER = ["--arch", "transformer", *SIZES, "--dropout", "0", "--share-all-embeddings"]
+
+
+@pytest.mark.parametrize("model", [TRANSFORMER, [*LSTM, "--share-all-embeddings"], FCONV])
+def test_factorised_tables(corpus: Path, model: list[str]) -> None:
+    """Of models that tie their output to the table, by a layer's weight or by reading it."""
+    task, shared = build(corpus / "joined", "--share-embedding-dim", "8", model=model)
+    lifts = [n for n, _ in shared.named_parameters() if n.endswith("lift.weight")]
+    assert len(lifts) == len(dict(named_pools(shared)))
+    plain = build(corpus / "joined", "--share-embedding-dim", "8", model=model)[1]
+    plain.load_state_dict(shared.state_dict())
+    materialize(plain)
+    assert not [n for n, _ in plain.named_parameters() if "lift" in n]
+    torch.testing.assert_close(shared(**inputs())[0], plain(**inputs())[0])
+    generated = [
+        task.build_generator([m], Namespace(beam=2, max_len_b=5)).generate(
+            [m], {"net_input": inputs(), "id": torch.arange(2)}
+        )
+        for m in (shared, plain)
+    ]
+    tokens = [[[h["tokens"].tolist() for h in some] for some in one] for one in generated]
+    assert tokens[0] == tokens[1]
+    shared.make_generation_fast_()
+    torch.testing.assert_close(shared(**inputs())[0], plain(**inputs())[0])
+
+
+@pytest.mark.parametrize(
+    ("depth", "uses"),
+    [
+        ("all", [4]),
+        ("none", [1, 1, 1, 1]),
+        ("sandwich", [1, 2, 1]),
+        ("sequence:2", [2, 2]),
+        ("cycle:4", [1, 1, 1, 1]),
+        ("cycle-rev:2", [2, 2]),
+    ],
+)
+def test_every_map_of_depths_is_an_option(corpus: Path, depth: str, uses: list[int]) -> None:
+    _, model = build(corpus / "separate", "--share-depth", depth, model=FCONV)
+    assert [len(group.slots) for group in model.encoder.paramshare.plan.groups] == uses
+
+
+def test_a_map_of_depths_that_does_not_exist_or_does_not_fit(corpus: Path) -> None:
+    for share in ("veps", "none"):
+        with pytest.raises(ShareError, match="^--share-depth twice is unknown: use one of 'all', "):
+            build(corpus / "separate", "--share-depth", "twice", "--share", share)
+    with pytest.raises(
+        ShareError, match=r"^--share veps of encoder .* 3 distinct layers do not divide 4 layers"
+    ):
+        build(corpus / "separate", "--share-depth", "cycle:3", model=FCONV)
 
 
 def test_a_checkpoint_of_other_options_is_refused(corpus: Path) -> None:
@@ -300,6 +396,34 @@ def test_resuming_goes_on_as_if_nothing_had_happened(corpus: Path, tmp_path: Pat
     )
     assert refused.returncode != 0
     assert "made with other --share options: its plan differs in" in refused.stderr
+
+
+def test_a_convolutional_model_from_training_to_translation(corpus: Path, tmp_path: Path) -> None:
+    """fairseq-generate removes the weight norm of every model before it translates."""
+    common = [corpus / "joined", "--user-dir", user_dir(), *TASK, "--cpu"]
+    done = fairseq(
+        *("train", *common, *FCONV, "--share-depth", "sequence:2", "--share-embedding-dim", "8"),
+        *(
+            "--optimizer",
+            "adam",
+            "--lr",
+            "0.01",
+            "--clip-norm",
+            "0.1",
+            "--criterion",
+            "cross_entropy",
+        ),
+        *("--criterion", "cross_entropy", "--max-tokens", "2000", "--max-epoch", "1"),
+        *("--save-dir", tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "convolutions.0,1.weight_v" in done.stdout + done.stderr
+    generated = fairseq(
+        *("generate", *common, "--path", tmp_path / "checkpoint_last.pt", "--beam", "3"),
+        *("--max-tokens", "400", "--required-batch-size-multiple", "1"),
+    )
+    assert generated.returncode == 0, generated.stderr
+    assert len(hypotheses(generated.stdout)) == 20
 
 
 def test_translating_a_trained_model(corpus: Path, trained: tuple[Path, str]) -> None:

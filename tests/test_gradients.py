@@ -1,0 +1,88 @@
+"""How much of the weights' gradient reaches the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paramshare.gradients import scale_gradient, virtual_columns
+
+
+def drawn(bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    torch.manual_seed(0)
+    shapes = [(11, 3), (3, 5), (5,)]
+    table, projection, last = (torch.randn(s, dtype=torch.float64) for s in shapes)
+    made = table, projection, last if bias else None
+    return tuple(t if t is None else t.requires_grad_() for t in made)
+
+
+def reference(table: Tensor, projection: Tensor, bias: Tensor | None, share: float) -> Tensor:
+    mixed = share * table + (1 - share) * table.detach()
+    return (mixed @ projection + (0 if bias is None else bias)).t()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_virtual_columns(share: float, bias: bool) -> None:
+    inputs = drawn(bias)
+    given = [tensor for tensor in inputs if tensor is not None]
+    ours, theirs = virtual_columns(*inputs, share), reference(*inputs, share)
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    options = {"create_graph": True, "allow_unused": True}
+    first = torch.autograd.grad((ours.sin() * weight).sum(), given, **options)
+    expected = torch.autograd.grad((theirs.sin() * weight).sum(), given, **options)
+    for gradient, other in zip(first, expected, strict=True):
+        if share == 0 and gradient is None:
+            assert not other.any()
+            continue
+        torch.testing.assert_close(gradient, other)
+    # Gradients of gradients, for penalties on them.
+    second = torch.autograd.grad(first[1].square().sum(), inputs[1])[0]
+    torch.testing.assert_close(
+        second, torch.autograd.grad(expected[1].square().sum(), inputs[1])[0]
+    )
+
+
+def test_without_gradients_and_frozen() -> None:
+    table, projection, bias = drawn(True)
+    with torch.no_grad():
+        assert virtual_columns(table, projection, bias, 0.1).grad_fn is None
+    frozen = virtual_columns(table.detach(), projection, bias, 0.1)
+    frozen.sum().backward()
+    assert table.grad is None
+    assert projection.grad is not None
+
+
+class Products(TorchDispatchMode):
+    """The shapes of the results of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if "mm" in function.__name__:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+def test_no_product_for_a_gradient_that_nobody_gets() -> None:
+    for share, expected in ((0.0, [(5, 11), (3, 5)]), (0.1, [(5, 11), (11, 3), (3, 5)])):
+        with Products() as seen:
+            virtual_columns(*drawn(False), share).sum().backward()
+        assert seen.shapes == expected
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_scale_gradient(share: float) -> None:
+    tensor = torch.randn(4, requires_grad=True)
+    scaled = scale_gradient(tensor, share)
+    assert torch.equal(scaled, tensor)
+    (scaled * torch.arange(4.0)).sum().backward()
+    torch.testing.assert_close(tensor.grad, share * torch.arange(4.0))
+    with torch.no_grad():
+        assert scale_gradient(tensor, share) is tensor
