@@ -403,18 +403,8 @@ def test_a_convolutional_model_from_training_to_translation(corpus: Path, tmp_pa
     common = [corpus / "joined", "--user-dir", user_dir(), *TASK, "--cpu"]
     done = fairseq(
         *("train", *common, *FCONV, "--share-depth", "sequence:2", "--share-embedding-dim", "8"),
-        *(
-            "--optimizer",
-            "adam",
-            "--lr",
-            "0.01",
-            "--clip-norm",
-            "0.1",
-            "--criterion",
-            "cross_entropy",
-        ),
-        *("--criterion", "cross_entropy", "--max-tokens", "2000", "--max-epoch", "1"),
-        *("--save-dir", tmp_path),
+        *("--optimizer", "adam", "--lr", "0.01", "--clip-norm", "0.1", "--max-epoch", "1"),
+        *("--criterion", "cross_entropy", "--max-tokens", "2000", "--save-dir", tmp_path),
     )
     assert done.returncode == 0, done.stderr
     assert "convolutions.0,1.weight_v" in done.stdout + done.stderr
