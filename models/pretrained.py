@@ -30,7 +30,8 @@ from paramshare.errors import ShareError
 from paramshare.lifted import LiftedTable
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool
-from paramshare.sharing import Rewrite, named_pools, prepare, read_plans, stored_plans
+from paramshare.rewrite import Rewrite, prepare
+from paramshare.sharing import named_pools, read_plans, stored_plans
 
 # The name of the method in config.json. Without this module transformers only warns that it does
 # not know the method, and goes on with weights of chance: so the name says what is missing.

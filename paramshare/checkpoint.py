@@ -15,14 +15,8 @@ from torch.nn.parameter import Parameter
 
 from paramshare.errors import ShareError
 from paramshare.plan import SharingPlan
-from paramshare.sharing import (
-    Rewrite,
-    check_whole,
-    named_pools,
-    prepare,
-    read_plans,
-    stored_plans,
-)
+from paramshare.rewrite import Rewrite, prepare
+from paramshare.sharing import check_whole, named_pools, read_plans, stored_plans
 
 _KEY = "paramshare"
 

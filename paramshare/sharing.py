@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import Parameter, UninitializedParameter
+from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
 from paramshare import derived
+from paramshare.checks import check_embedding_dim, check_frozen, check_slots, check_target
 from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
-from paramshare.lifted import LIFT, TABLE, make_factors
 from paramshare.optimizers import check_optimizers, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
 from paramshare.pool import Pool, columns_taken, table_of
 from paramshare.report import Sharing, count_parameters
-from paramshare.slots import Select, Slot, find_slots, make_slot
+from paramshare.rewrite import apply_plan
+from paramshare.slots import Select, find_slots
 
 
 def share_from_embedding(
@@ -85,12 +84,12 @@ def share_from_embedding(
         raise ShareError(f"select={select!r} must be a callable (path, owner) -> bool")
     check_depth(depth)
     embedding = _narrow(embedding)
-    table_path = _check_target(module, embedding)
+    table_path = check_target(module, embedding)
     table = table_of(embedding)
     tokens, features = table.shape
-    _check_embedding_dim(embedding_dim, table)
+    check_embedding_dim(embedding_dim, table)
     slots = find_slots(module, embedding, select)
-    removed = _check_slots(module, slots, table)
+    removed = check_slots(module, slots, table)
     if embedding_dim is not None:
         removed.append(table)
     plan = make_plan(
@@ -109,7 +108,7 @@ def share_from_embedding(
         execution=execution,
         taken=[] if virtual or embedding_dim is not None else columns_taken(table),
     )
-    _check_frozen(slots, table, virtual)
+    check_frozen(slots, table, virtual)
     check_optimizers(optimizers, removed)
 
     dense = count_parameters(module)
@@ -118,129 +117,6 @@ def share_from_embedding(
     added = {name: p for name, p in module.named_parameters() if id(p) not in before}
     repair_optimizers(optimizers, removed, added)
     return Sharing(module, pool, dense)
-
-
-def apply_plan(module: nn.Module, plan: SharingPlan) -> Pool:
-    """Rewrites `module` by a finished plan, and draws what the pool stores.
-
-    Raises ShareError where the plan does not fit the module, which is then what it was.
-    """
-    return prepare(module, plan).commit()
-
-
-@dataclass
-class Rewrite:
-    """A plan made ready for a module: all that can fail is done, and nothing is changed yet."""
-
-    module: nn.Module
-    pool: Pool
-    sources: dict[nn.Module, dict[str, derived.Source]]
-    added: list[tuple[nn.Module, str, nn.Module]]  # (parent, name, child), the pool among them
-
-    def commit(self) -> Pool:
-        for parent, name, child in self.added:
-            parent.add_module(name, child)
-        for owner in dict.fromkeys((*self.sources, self.module)):
-            pool = self.pool if owner is self.module else None
-            derived.derive(owner, self.sources.get(owner, {}), pool)
-        return self.pool
-
-
-def prepare(
-    module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = (), draw: bool = True
-) -> Rewrite:
-    """Checks that the plan fits the module and makes its pool. Raises ShareError.
-
-    earlier: rewrites that will be committed before this one.
-    draw: gives what is stored its first values; without, it is only allocated.
-    """
-    added: list[tuple[nn.Module, str, nn.Module]] = []
-    embedding = outer = _find_embedding(module, plan, earlier)
-    lift = None
-    if plan.width is not None:
-        _check_lift(outer, plan)
-        embedding, lift = make_factors(outer, plan.features, draw)
-        added += [(outer, TABLE, embedding), (outer, LIFT, lift)]
-    pool = Pool(module, plan, embedding, lift)
-    new: dict[nn.Module, dict[str, derived.Source]] = {}
-    parameters = []
-    for index, group in enumerate(plan.groups):
-        for path in group.slots:
-            slot = make_slot(module, path)
-            shape = tuple(slot.parameter.shape)
-            rows = shape[-1 if group.out_last else 0]
-            if (rows, slot.parameter.numel()) != (group.rows, group.rows * group.cols):
-                raise ShareError(
-                    f"{path} is {rows} x {slot.parameter.numel() // rows}, the plan's is "
-                    f"{group.rows} x {group.cols}"
-                )
-            before = _before(slot.owner, slot.name)
-            source = derived.Source(pool, index, shape, group.out_last, before)
-            new.setdefault(slot.owner, {})[slot.name] = source
-            parameters.append(slot.parameter)
-    if lift is not None:
-        table = table_of(outer)
-        for owner, name in _holders(module, table):
-            source = derived.Source(pool, None, tuple(table.shape), False, _before(owner, name))
-            new.setdefault(owner, {})[name] = source
-    for owner in dict.fromkeys((*new, module)):
-        derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
-    if draw and not table_of(embedding).is_meta:
-        pool.reset_parameters()
-    pool.requires_grad_(any(parameter.requires_grad for parameter in parameters))
-    # In a container that is shared itself, a pool would be one of the layers.
-    container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-    home = outer if container else module
-    candidates = (f"paramshare_{n}" if n > 1 else "paramshare" for n in count(1))
-    taken = {name for rewrite in earlier for parent, name, _ in rewrite.added if parent is home}
-    name = next(name for name in candidates if name not in taken and not hasattr(home, name))
-    added.append((home, name, pool))
-    return Rewrite(module, pool, new, added)
-
-
-def _find_embedding(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite]) -> nn.Module:
-    """The module whose weight is the plan's table, which an earlier rewrite may be going to add."""
-    path, _, name = plan.table.rpartition(".")
-    try:
-        parent = module.get_submodule(path)
-        for rewrite in earlier:
-            for home, added, child in rewrite.added:
-                if home is parent and added == name:
-                    return child
-        return module.get_submodule(plan.table)
-    except AttributeError:
-        raise ShareError(f"the table {plan.table} is not in the module") from None
-
-
-def _check_lift(embedding: nn.Module, plan: SharingPlan) -> None:
-    """Raises ShareError unless the embedding can be factorised as the plan says."""
-    shape = tuple(getattr(embedding, "weight", torch.empty(0)).shape)
-    if shape != (plan.tokens, plan.width):
-        raise ShareError(
-            f"the embedding {plan.table} is {' x '.join(map(str, shape))}, the plan's is "
-            f"{plan.tokens} x {plan.width}"
-        )
-    for name in (TABLE, LIFT):
-        if hasattr(embedding, name):
-            raise ShareError(
-                f"{plan.table} has a {name!r} already, the name that a factor of it would get"
-            )
-
-
-def _before(owner: nn.Module, name: str) -> tuple[str, ...]:
-    """The owner's Parameters that stand before the one of this name."""
-    names = list(owner._parameters)
-    return tuple(names[: names.index(name)])
-
-
-def _holders(module: nn.Module, parameter: Parameter) -> list[tuple[nn.Module, str]]:
-    """The modules that hold a Parameter, and under which names."""
-    return [
-        (owner, name)
-        for owner in module.modules()
-        for name, held in owner._parameters.items()
-        if held is parameter
-    ]
 
 
 @torch.no_grad()
@@ -344,114 +220,3 @@ def _narrow(embedding: nn.Module) -> nn.Module:
     """The embedding whose weight is the table: of a factorised one, its narrow child."""
     source = derived.sources(embedding).get("weight") if isinstance(embedding, nn.Module) else None
     return embedding if source is None else source.pool.embedding
-
-
-def _check_embedding_dim(embedding_dim: int | None, table: Parameter) -> None:
-    if embedding_dim is None:
-        return
-    tokens, width = table.shape
-    if not isinstance(embedding_dim, int) or isinstance(embedding_dim, bool):
-        raise ShareError(f"embedding_dim={embedding_dim!r} must be a whole number")
-    if not 1 <= embedding_dim < width:
-        raise ShareError(
-            f"embedding_dim={embedding_dim} is out of range: the table is {tokens} x {width}, use "
-            f"1 to {width - 1}"
-        )
-    if table.grad is not None:
-        raise ShareError(
-            "the table has a .grad already, which would be lost with embedding_dim; share before "
-            "the first backward, or call zero_grad(set_to_none=True)"
-        )
-
-
-def _check_target(module: nn.Module, embedding: nn.Module) -> str:
-    """Checks what is shared and from where; returns the embedding's path."""
-    for value, name in ((module, "module"), (embedding, "embedding")):
-        if not isinstance(value, nn.Module):
-            raise ShareError(f"{name} must be a torch.nn.Module, not a {type(value).__name__}")
-    for path, part in module.named_modules():
-        wrappers = _WRAPPERS & {cls.__name__ for cls in type(part).__mro__}
-        if wrappers:
-            raise ShareError(
-                f"{path or 'the module'} is already wrapped ({wrappers.pop()}); share the plain "
-                "module first, then wrap it"
-            )
-    for path, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ShareError(f"{path} has no shape yet: run the module once, then share it")
-    table = getattr(embedding, "weight", None)
-    if not isinstance(table, Parameter) or table.dim() != 2:
-        raise ShareError(
-            f"a {type(embedding).__name__} has no 2-D weight to read from; pass the nn.Embedding"
-        )
-    if getattr(embedding, "sparse", False):
-        raise ShareError(
-            "the embedding is sparse=True: its weights' gradient is dense; use sparse=False"
-        )
-    if getattr(embedding, "max_norm", None) is not None:
-        raise ShareError(
-            f"the embedding has max_norm={embedding.max_norm}, which rewrites rows in every "
-            "forward; use max_norm=None"
-        )
-    paths = [path for path, part in module.named_modules() if part is embedding]
-    if not paths:
-        raise ShareError(
-            f"the embedding is not inside this {type(module).__name__}: copies and checkpoints of "
-            "it would lose its weights; share the module that holds both"
-        )
-    return paths[0]
-
-
-# By name: importing all of them is slow, and fails where torch is built without distributed.
-_WRAPPERS = {
-    "DataParallel",
-    "DistributedDataParallel",
-    "FSDPModule",
-    "FullyShardedDataParallel",
-    "OptimizedModule",  # torch.compile
-    "ScriptModule",
-}
-
-
-def _check_slots(module: nn.Module, slots: list[Slot], table: Parameter) -> list[Parameter]:
-    """Checks the Parameters that will go; returns them."""
-    removed = {id(slot.parameter): slot for slot in slots}
-    chosen = {(slot.owner, slot.name) for slot in slots}
-    for path, owner in module.named_modules():
-        for name, held in owner._parameters.items():
-            if id(held) in removed and (owner, name) not in chosen:
-                raise ShareError(
-                    f"{removed[id(held)].path} is tied to {path}.{name}, which is not selected: "
-                    "select both or neither (select=)"
-                )
-    for slot in slots:
-        parameter = slot.parameter
-        if parameter.grad is not None:
-            raise ShareError(
-                f"{slot.path} has a .grad already, which would be lost; share before the first "
-                "backward, or call zero_grad(set_to_none=True)"
-            )
-        if (parameter.dtype, parameter.device) != (table.dtype, table.device):
-            raise ShareError(
-                f"{slot.path} is {parameter.dtype} on {parameter.device}, the table is "
-                f"{table.dtype} on {table.device}; move the module to one dtype and device first"
-            )
-        if slot.rows * slot.cols == 0:
-            raise ShareError(f"{slot.path} is {slot.rows} x {slot.cols}: there is nothing to share")
-    return [slot.parameter for slot in removed.values()]
-
-
-def _check_frozen(slots: list[Slot], table: Parameter, virtual: bool) -> None:
-    """Raises ShareError where sharing would let frozen weights train, or trained ones freeze."""
-    frozen = [slot.path for slot in slots if not slot.parameter.requires_grad]
-    if frozen and (len(frozen) < len(slots) or table.requires_grad):
-        raise ShareError(
-            f"{frozen[0]} is frozen (requires_grad=False), with {len(frozen)} of {len(slots)} "
-            "weights, but would train with what it is read from; unfreeze it or leave it out "
-            "(select=), or freeze the whole module"
-        )
-    if not frozen and not virtual and not table.requires_grad:
-        raise ShareError(
-            "the table is frozen (requires_grad=False): with EPS none of the weights would ever "
-            "train; unfreeze it, or use virtual=True"
-        )

@@ -15,7 +15,7 @@ from paramshare.layout import LAYOUTS
 from paramshare.plan import EXECUTIONS, INITS
 from paramshare.pool import Pool
 from paramshare.report import count_parameters
-from paramshare.sharing import apply_plan
+from paramshare.rewrite import apply_plan
 
 logger = logging.getLogger(__name__)
 
