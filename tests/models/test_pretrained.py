@@ -536,6 +536,7 @@ def test_a_real_model() -> None:
     removed = layers * (4 * width * width + 2 * width * hidden)
     expected = dense - removed + width * columns
     assert count_parameters(model) == sharing.stored_parameters == expected
+    print(f"\n{sharing}")
     lines = str(sharing).splitlines()
     assert (
         f"stored {expected:,}   dense {dense:,}   compression {dense / expected:.2f}x" in lines[-1]
