@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+
+try:
+    from transformers import PreTrainedConfig, PreTrainedModel
+except ImportError as error:
+    raise ImportError(
+        f"paramshare.models.pretrained needs transformers>=5 ({error}): pip install "
+        "'transformers>=5'"
+    ) from error
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -30,7 +37,7 @@ from paramshare.errors import ShareError
 from paramshare.lifted import LiftedTable
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool
-from paramshare.rewrite import Rewrite, prepare
+from paramshare.rewrite import prepare_all
 from paramshare.sharing import named_pools, read_plans, stored_plans
 
 # The name of the method in config.json. Without this module transformers only warns that it does
@@ -53,6 +60,13 @@ def plans_in_config(model: PreTrainedModel) -> Iterator[None]:
     Raises ShareError for a part of a shared module, and for what would not be loaded again.
     """
     sharings = stored_plans(model)
+    lifted = _lifted(model)
+    for target, source in model.all_tied_weights_keys.items():
+        if source in lifted and target not in lifted:
+            raise ShareError(
+                f"{target} is not tied to the factorised table any more, and from_pretrained would "
+                "tie it again: set config.tie_word_embeddings=False, or use paramshare.save_model"
+            )
     homes = {path for path, part in model.named_modules() if isinstance(part, Pool)}
     if any(f"{model.base_model_prefix}.{path}" in homes for path in homes):
         # When transformers loads, it adds and removes this prefix wherever that gives a name.
@@ -105,12 +119,7 @@ def _without_lifted(expand: Any) -> Any:
     @functools.wraps(expand)
     def expanded(self: PreTrainedModel, all_submodels: bool = False) -> dict[str, str]:
         ties = self._tied_weights_keys or {}
-        lifted = [
-            f"{path}.{name}" if path else name
-            for path, part in self.named_modules(remove_duplicate=False)
-            for name, source in sources(part).items()
-            if source.group is None
-        ]
+        lifted = _lifted(self)
         if all_submodels or not lifted:
             return expand(self, all_submodels)
         own = self.__dict__.get("_tied_weights_keys")
@@ -129,10 +138,62 @@ def _without_lifted(expand: Any) -> Any:
     return expanded
 
 
+def _lifted(model: nn.Module) -> set[str]:
+    """The names of the weights that read the factors of a table."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, part in model.named_modules(remove_duplicate=False)
+        for name, source in sources(part).items()
+        if source.group is None
+    }
+
+
+def _tying_the_rest(tie_weights: Any) -> Any:
+    @functools.wraps(tie_weights)
+    def tie(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        all_ties, lifted = self.all_tied_weights_keys, _lifted(self)
+        self.all_tied_weights_keys = {
+            target: source for target, source in all_ties.items() if not {target, source} & lifted
+        }
+        try:
+            return tie_weights(self, *args, **kwargs)
+        finally:
+            self.all_tied_weights_keys = all_ties
+
+    return tie
+
+
 # What tie_weights ties. What is tied to a factorised table reads its factors, always, and is no
 # Parameter that could be tied.
 PreTrainedModel.get_expanded_tied_weights_keys = _without_lifted(  # type: ignore[method-assign]
     PreTrainedModel.get_expanded_tied_weights_keys
+)
+PreTrainedModel.tie_weights = _tying_the_rest(PreTrainedModel.tie_weights)  # type: ignore[method-assign]
+
+
+# ---------------------------------------------------------------------- resizing
+
+
+def _refusing(resize_token_embeddings: Any) -> Any:
+    @functools.wraps(resize_token_embeddings)
+    def resize(
+        self: PreTrainedModel, new_num_tokens: int | None = None, *args: Any, **kw: Any
+    ) -> Any:
+        for _, pool in named_pools(self):
+            if new_num_tokens is not None and new_num_tokens != pool.plan.tokens:
+                raise ShareError(
+                    f"the weights are read from a table of {pool.plan.tokens} tokens, which cannot "
+                    f"be resized to {new_num_tokens}; call paramshare.materialize, resize, and "
+                    "share again"
+                )
+        return resize_token_embeddings(self, new_num_tokens, *args, **kw)
+
+    return resize
+
+
+# It would leave half of a model resized, and a tied head untied.
+PreTrainedModel.resize_token_embeddings = _refusing(  # type: ignore[method-assign]
+    PreTrainedModel.resize_token_embeddings
 )
 
 
@@ -166,13 +227,17 @@ class SharingQuantizer(HfQuantizer):
         for target, source in ties.items():
             path, _, name = target.rpartition(".")
             setattr(model.get_submodule(path), name, model.get_parameter(source))
-        rewrites: list[Rewrite] = []
         try:
             plans = read_plans(self.quantization_config.sharings)
         except ShareError as error:
             raise ShareError(f"config.json has a damaged sharing plan in it: {error}") from None
-        for root, plan in plans:
-            rewrites.append(_prepare(model, root, plan, rewrites))
+        try:
+            rewrites = prepare_all(model, [_as_in(model, root, plan) for root, plan in plans])
+        except ShareError as error:
+            raise ShareError(
+                f"what is shared in the file is not what a {type(model).__name__} has: {error}; "
+                "load it with the class that was saved"
+            ) from None
         for rewrite in rewrites:
             rewrite.commit()
         # What is tied to a factorised table is no Parameter now, and transformers looks for one.
@@ -211,27 +276,18 @@ def _check_devices(devices: Iterable[Any]) -> None:
         )
 
 
-def _prepare(
-    model: PreTrainedModel, root: str, plan: SharingPlan, earlier: Sequence[Rewrite]
-) -> Rewrite:
-    """Makes a plan ready for the class at hand, which need not be the one that was saved: a base
+def _as_in(model: PreTrainedModel, root: str, plan: SharingPlan) -> tuple[str, SharingPlan]:
+    """A plan with the paths of the class at hand, which need not be the one that was saved: a base
     model is loaded from the folder of one with a head, and the other way round."""
     prefix = f"{model.base_model_prefix}."
     slot = f"{root}.{plan.groups[0].slots[0]}".lstrip(".")
-    try:
-        if not _holds(model, slot) and _holds(model, prefix + slot):
-            root = (prefix + root).rstrip(".")
-        elif not _holds(model, slot) and _holds(model, slot.removeprefix(prefix)):
-            if root:
-                root = f"{root}.".removeprefix(prefix).rstrip(".")
-            else:
-                plan = _without(prefix, plan)
-        return prepare(model.get_submodule(root), plan, earlier, draw=False)
-    except (ShareError, AttributeError) as error:
-        raise ShareError(
-            f"what is shared in the file is not what a {type(model).__name__} has: {error}; load "
-            "it with the class that was saved"
-        ) from None
+    if not _holds(model, slot) and _holds(model, prefix + slot):
+        return (prefix + root).rstrip("."), plan
+    if not _holds(model, slot) and _holds(model, slot.removeprefix(prefix)):
+        if root:
+            return f"{root}.".removeprefix(prefix).rstrip("."), plan
+        return root, _without(prefix, plan)
+    return root, plan
 
 
 def _without(prefix: str, plan: SharingPlan) -> SharingPlan:

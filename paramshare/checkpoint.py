@@ -15,7 +15,7 @@ from torch.nn.parameter import Parameter
 
 from paramshare.errors import ShareError
 from paramshare.plan import SharingPlan
-from paramshare.rewrite import Rewrite, prepare
+from paramshare.rewrite import Rewrite, prepare_all
 from paramshare.sharing import check_whole, named_pools, read_plans, stored_plans
 
 _KEY = "paramshare"
@@ -113,11 +113,8 @@ def _rewrites(module: nn.Module, plans: list[tuple[str, SharingPlan]], path: Pat
     own = [(root, pool.plan) for root, pool in named_pools(module)]
     try:
         if not own:
-            rewrites: list[Rewrite] = []
-            for root, plan in plans:
-                rewrites.append(prepare(module.get_submodule(root), plan, rewrites, draw=False))
-            return rewrites
-    except (ShareError, AttributeError) as error:
+            return prepare_all(module, plans)
+    except ShareError as error:
         raise ShareError(f"{path} does not fit the module: {error}") from None
     if [root for root, _ in own] != [root for root, _ in plans]:
         found, wanted = (

@@ -41,12 +41,15 @@ class Source:
     group: int | None
     shape: tuple[int, ...]  # as the owner's Parameter had it
     out_last: bool  # its last dimension is the output
+    normed: bool  # it is the direction of a weight-normed weight
     before: tuple[str, ...]  # the owner's Parameters that stood before it
 
     def read(self, training: bool) -> Tensor | LiftedTable:
         if self.group is None:
             return self.pool.lifted_table()
         weight = self.pool.weight(self.group, training)
+        if self.normed:
+            weight = weight.to(self.pool.dtype)  # that of the gain, under autocast too
         return (weight.t() if self.out_last else weight).view(self.shape)
 
 
@@ -80,6 +83,8 @@ def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None
 
 def check_derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
     """Raises ShareError unless `derive` with the same arguments will succeed."""
+    if original_class(type(module)) is not type(module):
+        check_restore(module)
     try:
         _class_for(module, {**sources(module), **new}, pools(module) + ((pool,) if pool else ()))
     except Exception as error:
@@ -98,10 +103,10 @@ def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Poo
     kept = tuple(p for p in pools(module) if all(p is not gone for gone in released))
     members = kind_of_class(type(module)).members
     _set(module, remaining, kept)
-    for name in weight_norm.normed_names(module, weights):
-        weight_norm.on_restore(module, name)
     if members is not None and weights and not remaining:
         members.on_restore(module)  # type: ignore[attr-defined]
+    for name in weight_norm.normed_names(module, weights):
+        weight_norm.on_restore(module, name)
 
 
 def check_restore(module: nn.Module) -> None:
@@ -241,7 +246,10 @@ def _rebuild(*combination: Any) -> Any:
 
 def _weight_property(name: str) -> property:
     def read(self: nn.Module) -> Tensor | LiftedTable:
-        return self.__dict__[_SOURCES][name].read(self.training)
+        source = sources(self).get(name)
+        if source is None:  # an ordinary layer, made by type(layer)()
+            return nn.Module.__getattr__(self, name)  # type: ignore[return-value]
+        return source.read(self.training)
 
     def refuse(self: nn.Module, value: object) -> None:
         raise _cannot_be_set(self, name)
@@ -276,10 +284,8 @@ def _holding_forward(base: type[nn.Module]) -> Any:
             for pool in pools(self):
                 pool.check_embedding(self)
                 entered.append((pool, pool.enter(self.training, all_groups=True)))
-            for source in sources(self).values():
-                if source.group is None:
-                    continue
-                entered.append((source.pool, source.pool.enter(self.training, all_groups=False)))
+            for pool in {s.pool: None for s in sources(self).values() if s.group is not None}:
+                entered.append((pool, pool.enter(self.training, all_groups=False)))
             return base.forward(self, *args, **kwargs)
         finally:
             for pool, outer in reversed(entered):

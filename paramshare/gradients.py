@@ -75,10 +75,14 @@ class _VirtualColumns(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         table, projection = ctx.saved_tensors
         to_table = to_projection = to_bias = None
+        # The gradient is narrower than these where the product was made under autocast, which is
+        # over by now as a rule.
+        dtype = gradient.dtype
         if ctx.needs_input_grad[0] and ctx.share != 0:
-            to_table = gradient.t() @ (projection * ctx.share).t()
+            scaled = (projection * ctx.share).to(dtype)
+            to_table = (gradient.t() @ scaled.t()).to(table.dtype)
         if ctx.needs_input_grad[1]:
-            to_projection = table.t() @ gradient.t()
+            to_projection = (table.to(dtype).t() @ gradient.t()).to(projection.dtype)
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            to_bias = gradient.sum(1)
+            to_bias = gradient.sum(1).to(projection.dtype)
         return to_table, to_projection, to_bias, None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import sqrt
+from typing import Any
 
 from torch import nn
 
+from paramshare.errors import ShareError
 from paramshare.recurrent import FlatWeights
 
 # (layer, shape of one of its weights) -> standard deviation of its documented initialisation.
@@ -63,21 +65,28 @@ def register_kind(
     layers: how many layers a module holds; its weights are then shared by default wherever it
     stands, as those of a stack of layers are.
     members: a class whose members a module gets as long as its weights are derived.
+    What is left out is that of the nearest known base class. Raises ShareError.
     """
+    for value in (weights, reads):
+        if isinstance(value, str):
+            raise ShareError(f"{value!r} must be a tuple of names: ({value!r},)")
     KINDS[cls] = Kind(weights, reads, spread, out_last, layers, members)
 
 
 def kind_of(module: nn.Module) -> Kind:
-    """The entry of the nearest known ancestor of the module's class; empty when there is none."""
+    """What is known of the module's class, by itself or by its bases."""
     return kind_of_class(type(module))
 
 
 def kind_of_class(cls: type[nn.Module]) -> Kind:
+    known: dict[str, Any] = {}
     for ancestor in cls.__mro__:
         for key in (ancestor, f"{ancestor.__module__}.{ancestor.__qualname__}"):
-            if key in KINDS:
-                return KINDS[key]
-    return Kind()
+            for field in fields(Kind) if key in KINDS else ():
+                value = getattr(KINDS[key], field.name)
+                if value != field.default:
+                    known.setdefault(field.name, value)
+    return Kind(**known)
 
 
 # ---------------------------------------------------------------------- torch

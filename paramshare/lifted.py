@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paramshare.errors import ShareError
+
 TABLE, LIFT = "table", "lift"  # names of the factors under the embedding module
 
 
@@ -25,9 +27,17 @@ class LiftedTable:
     it works as well, by building the product first.
     """
 
+    left: Tensor
+    right: Tensor
+
     def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.left = left
-        self.right = right
+        self.__dict__.update(left=left, right=right)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise ShareError(
+            f"{name} of a factorised embedding's weight cannot be set: set the weights of its "
+            f"children {TABLE!r} and {LIFT!r}, or call paramshare.materialize first"
+        )
 
     def dense(self) -> Tensor:
         """The product itself."""
@@ -48,6 +58,13 @@ class LiftedTable:
     @property
     def requires_grad(self) -> bool:
         return self.left.requires_grad or self.right.requires_grad
+
+    def __setitem__(self, index: object, value: object) -> None:
+        self.__setattr__("rows", value)
+
+    @property
+    def data(self) -> LiftedTable:
+        return LiftedTable(self.left.detach(), self.right.detach())
 
     @property
     def T(self) -> LiftedTable:
@@ -73,7 +90,8 @@ class LiftedTable:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Tensor:
-        if isinstance(index, tuple):
+        mask = isinstance(index, Tensor) and index.dtype is torch.bool
+        if mask or isinstance(index, tuple):
             return self.dense()[index]
         return self.left[index] @ self.right
 
@@ -83,9 +101,19 @@ class LiftedTable:
     def __rmatmul__(self, other: Tensor) -> Tensor:
         return other @ self.left @ self.right
 
+    def __mul__(self, other: Any) -> Any:
+        # Scaled, as some embeddings do in every lookup, it still goes through the factors.
+        if isinstance(other, int | float):
+            return LiftedTable(self.left, self.right * other)
+        return self.dense() * other
+
+    __rmul__ = __mul__
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("left", "right"):
             raise AttributeError(name)
+        if _is_in_place(name):
+            _warn_of_writing(name)
         return getattr(self.dense(), name)
 
     @classmethod
@@ -103,13 +131,35 @@ class LiftedTable:
             if result is not NotImplemented:
                 return result
         name = getattr(function, "__name__", "")
-        if name.endswith("_") and not name.endswith("__"):
-            warnings.warn(
-                f"{name}() of a factorised embedding's weight has no effect: write into the "
-                f"weights of its children {TABLE!r} and {LIFT!r}",
-                stacklevel=2,
-            )
+        if _is_in_place(name):
+            _warn_of_writing(name)
         return function(*_built(args), **{key: _built(value) for key, value in kwargs.items()})
+
+
+def _is_in_place(name: str) -> bool:
+    return name[-1:] == "_" and name[-2:] != "__"  # by slices, which compilers can trace
+
+
+def _warn_of_writing(name: str) -> None:
+    warnings.warn(
+        f"{name}() of a factorised embedding's weight has no effect: write into the weights of its "
+        f"children {TABLE!r} and {LIFT!r}",
+        stacklevel=3,
+    )
+
+
+def _operator(name: str) -> Any:
+    def apply(self: LiftedTable, *others: Any) -> Any:
+        return getattr(self.dense(), name)(*_built(others))
+
+    return apply
+
+
+for _name in ("add", "sub", "truediv", "pow"):
+    for _prefix in ("", "r"):
+        setattr(LiftedTable, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
+for _name in ("neg", "abs", "lt", "le", "gt", "ge", "iter"):
+    setattr(LiftedTable, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def _built(value: Any) -> Any:
@@ -125,8 +175,17 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return F.linear(F.linear(input, weight.right), weight.left, bias)
 
 
-def _embedding(input: Tensor, weight: LiftedTable, *args: Any, **kwargs: Any) -> Tensor:
-    return F.embedding(input, weight.left, *args, **kwargs) @ weight.right
+def _embedding(
+    input: Tensor,
+    weight: LiftedTable,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if max_norm is not None:
+        return NotImplemented  # it is of the rows of the product
+    return F.embedding(input, weight.left, padding_idx, None, *args, **kwargs) @ weight.right
 
 
 def _matmul(left: Any, right: Any) -> Any:
@@ -151,13 +210,16 @@ _THROUGH_FACTORS: dict[Any, Callable[..., Any]] = {
 @torch.no_grad()
 def factorise(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
     """The `(tokens, features)` table and `(width, features)` lift whose product `table @ lift.T`
-    is nearest to `weight` `(tokens, width)`: its truncated singular value decomposition.
+    is nearest to `weight` `(tokens, width)`: its truncated singular value decomposition. Raises
+    ShareError where that does not exist.
 
     The lift's columns are orthonormal, so that tokens keep their lengths. They are turned by a
     random rotation: else the first columns would carry most of the table, and weights that are
     read from single columns would differ as much as these do.
     """
     wide = weight.double()
+    if not wide.isfinite().all():
+        raise ShareError("the table has values that are not finite, and no nearest narrow one")
     # Of the small square matrix: for a table of many tokens an order faster than its SVD.
     _, vectors = torch.linalg.eigh(wide.t() @ wide)
     rotation, _ = torch.linalg.qr(torch.randn(features, features, dtype=wide.dtype).to(wide.device))
@@ -168,7 +230,7 @@ def factorise(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
 def make_factors(
     embedding: nn.Module, features: int, warm_start: bool
 ) -> tuple[nn.Embedding, nn.Linear]:
-    """The table and the lift for an embedding module, as modules.
+    """The table and the lift for an embedding module, as modules. Raises ShareError.
 
     warm_start: with the values of `factorise`; else, and on the meta device, without any.
     """

@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,10 +43,15 @@ def columns_taken(table: nn.Parameter) -> list[tuple[int, int]]:
     """(first, end) of the columns of this table that weights are read from (EPS), in order."""
     return sorted(
         (group.start, group.start + group.columns)
-        for pool in list(_ALIVE)
-        if pool.projection is None and table_of(pool.embedding) is table
+        for pool in readers(table)
+        if pool.projection is None
         for group in pool.plan.groups
     )
+
+
+def readers(table: nn.Parameter) -> list[Pool]:
+    """The pools that read this table."""
+    return [pool for pool in list(_ALIVE) if table_of(pool.embedding) is table]
 
 
 class Pool(nn.Module):
@@ -188,9 +193,9 @@ class Pool(nn.Module):
             self.holder.running = outer
             for index, weight, marked in weights_in(frame):
                 # Writing through .data leaves no mark.
-                if marked or not (
-                    weight.is_meta or torch.equal(weight, self._generate([index], {})[0])
-                ):
+                if not marked and (weight.is_meta or weight.dtype != self.dtype):
+                    continue  # no values, or read under an autocast that is over
+                if marked or not torch.equal(weight, self._generate([index], {})[0]):
                     written.add(index)
             for index in sorted(written):
                 self._warn_of_writing(index)
@@ -215,6 +220,11 @@ class Pool(nn.Module):
     def _device(self) -> str:
         return table_of(self.embedding).device.type
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the table, and of the weights outside of autocast."""
+        return table_of(self.embedding).dtype
+
     # ------------------------------------------------------------------ what becomes of it
 
     def check_embedding(self, root: nn.Module) -> None:
@@ -222,9 +232,9 @@ class Pool(nn.Module):
         would be read from a table that nobody sees, moves, trains or saves."""
         embedding: nn.Module = root
         for name in self.plan.table.split("."):  # compilers know no get_submodule
-            embedding = getattr(embedding, name)
-        if embedding is not self.embedding and all(
-            part is not self.embedding for part in embedding.modules()
+            embedding = getattr(embedding, name, None)  # type: ignore[assignment]
+        if embedding is not self.embedding and (
+            embedding is None or all(p is not self.embedding for p in embedding.modules())
         ):
             raise ShareError(
                 f"{self.plan.table} was replaced after sharing, and the weights are read from the "
@@ -249,10 +259,20 @@ class Pool(nn.Module):
         self.holder = Holder()
         self._sizes, self._piece_of = _pieces(self.plan.groups, self.plan.columns)
         _ALIVE.add(self)
-        if "transformers.modeling_utils" in sys.modules:
+        transformers = sys.modules.get("transformers.modeling_utils")
+        if transformers is None:
+            return
+        try:
             # Its save_pretrained must keep the plan, whether the model was shared or unpickled.
-            with suppress(ImportError):  # of a version below 5
-                import paramshare.models.pretrained  # noqa: F401
+            import paramshare.models.pretrained  # noqa: F401
+        except ImportError as error:
+            root = self._root() if self._root is not None else None
+            if isinstance(root, transformers.PreTrainedModel):
+                warnings.warn(
+                    f"{error}; save_pretrained would lose the sharing plan: use "
+                    "paramshare.save_model",
+                    stacklevel=2,
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("holder", "_root")}

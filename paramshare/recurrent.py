@@ -36,16 +36,22 @@ class FlatWeights:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)  # type: ignore[arg-type]
+        _ignore_the_warning()
         self._flat_weight_refs: list[Any] = []
 
     @staticmethod
     def on_derive(module: nn.Module) -> None:
-        """Drops the list of the old weights, and the warning of cuDNN's kernel, which copies
-        weights that are not one piece of memory and says so in every step."""
+        """Drops the list of the old weights."""
         module.__dict__.pop("_flat_weights", None)
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous")
+        _ignore_the_warning()
 
     @staticmethod
     def on_restore(module: nn.Module) -> None:
         """Makes the list again."""
         module._init_flat_weights()  # type: ignore[operator]
+
+
+def _ignore_the_warning() -> None:
+    """That of cuDNN's kernel, which copies weights that are not one piece of memory and says so in
+    every step."""
+    warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous")

@@ -14,7 +14,7 @@ from paramshare import derived
 from paramshare.errors import ShareError
 from paramshare.lifted import LIFT, TABLE, make_factors
 from paramshare.plan import SharingPlan
-from paramshare.pool import Pool, table_of
+from paramshare.pool import Pool, readers, table_of
 from paramshare.slots import make_slot
 
 
@@ -73,13 +73,14 @@ def prepare(
                     f"{group.rows} x {group.cols}"
                 )
             before = _before(slot.owner, slot.name)
-            source = derived.Source(pool, index, shape, group.out_last, before)
+            source = derived.Source(pool, index, shape, group.out_last, slot.normed, before)
             new.setdefault(slot.owner, {})[slot.name] = source
             parameters.append(slot.parameter)
     if lift is not None:
         table = table_of(outer)
         for owner, name in _holders(module, table):
-            source = derived.Source(pool, None, tuple(table.shape), False, _before(owner, name))
+            before = _before(owner, name)
+            source = derived.Source(pool, None, tuple(table.shape), False, False, before)
             new.setdefault(owner, {})[name] = source
     for owner in dict.fromkeys((*new, module)):
         derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
@@ -94,6 +95,31 @@ def prepare(
     name = next(name for name in candidates if name not in taken and not hasattr(home, name))
     added.append((home, name, pool))
     return Rewrite(module, pool, new, added)
+
+
+def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> list[Rewrite]:
+    """Rewrites of a plain module by the plans that a file has, by path, for values that come from
+    the file. Raises ShareError."""
+    rewrites: list[Rewrite] = []
+    waiting = list(plans)
+    while waiting:
+        # A call may have read the factorised table of a later one in this order, by modules. Of
+        # one module, the order of the calls is kept: the names of their pools follow it.
+        made = {f"{_join(root, p.table)}.{TABLE}" for root, p in waiting if p.width is not None}
+        late = {root for root, plan in waiting if _join(root, plan.table) in made}
+        ready = [(root, plan) for root, plan in waiting if root not in late] or waiting
+        for root, plan in ready:
+            try:
+                part = module.get_submodule(root)
+            except AttributeError:
+                raise ShareError(f"there is no {root} in it") from None
+            rewrites.append(prepare(part, plan, rewrites, draw=False))
+        waiting = [entry for entry in waiting if entry not in ready]
+    return rewrites
+
+
+def _join(root: str, path: str) -> str:
+    return f"{root}.{path}" if root else path
 
 
 def _find_embedding(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite]) -> nn.Module:
@@ -117,6 +143,11 @@ def _check_lift(embedding: nn.Module, plan: SharingPlan) -> None:
         raise ShareError(
             f"the embedding {plan.table} is {' x '.join(map(str, shape))}, the plan's is "
             f"{plan.tokens} x {plan.width}"
+        )
+    if readers(table_of(embedding)):
+        raise ShareError(
+            f"{plan.table} is read by an earlier call already: give embedding_dim={plan.features} "
+            "in the first call on a table"
         )
     for name in (TABLE, LIFT):
         if hasattr(embedding, name):

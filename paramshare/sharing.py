@@ -17,7 +17,7 @@ from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
 from paramshare.optimizers import check_optimizers, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
-from paramshare.pool import Pool, columns_taken, table_of
+from paramshare.pool import Pool, columns_taken, readers, table_of
 from paramshare.report import Sharing, count_parameters
 from paramshare.rewrite import apply_plan
 from paramshare.slots import Select, find_slots
@@ -62,9 +62,9 @@ def share_from_embedding(
         virtual_dim: columns of the virtual table; default: exactly those needed.
         projection_bias: the projection has a bias, as in the released ShareBERT.
         embedding_dim: narrow the table to this many features first (a factorised embedding): it
-            becomes `table @ lift`, of which the product is never built, everywhere the module
-            holds it, tied output layers included. The values are those of the truncated singular
-            value decomposition.
+            becomes `table @ lift`, of which the product is never built, everywhere `module`
+            holds it, tied output layers included (one outside of `module` is tied no more). The
+            values are those of the truncated singular value decomposition.
         table_gradient: share, 0 to 1, of the weights' gradient that reaches the table. The
             weights' dense gradient otherwise drowns the tokens' sparse one, and the embeddings
             learn slowly; measured in recipes/iwslt15_envi (probe.py).
@@ -130,6 +130,13 @@ def materialize(module: nn.Module) -> nn.Module:
     pools = check_whole(module)
     if not pools:
         raise ShareError(f"nothing in this {type(module).__name__} is shared")
+    for pool in pools:
+        others = [other for other in readers(table_of(pool.embedding)) if other not in pools]
+        if pool.lift is not None and others:
+            raise ShareError(
+                f"weights outside of this {type(module).__name__} are read from its factorised "
+                f"table {pool.plan.table}; materialize the module that holds them as well"
+            )
     owners = [part for part in module.modules() if derived.sources(part) or derived.pools(part)]
     for owner in owners:
         derived.check_restore(owner)
@@ -188,9 +195,27 @@ def stored_plans(module: nn.Module) -> list[dict[str, Any]]:
     check_whole(module)
     plans = []
     for root, pool in named_pools(module):
-        pool.check_embedding(module.get_submodule(root))
+        part = module.get_submodule(root)
+        pool.check_embedding(part)
+        for path in (path for group in pool.plan.groups for path in group.slots):
+            if not _is_read(part, path, pool):
+                raise ShareError(
+                    f"{path} is not read from the embedding any more (its layer was replaced, or "
+                    "its weight norm removed), so that the plan does not hold; call "
+                    "paramshare.materialize first"
+                )
         plans.append({"root": root, "plan": pool.plan.to_dict()})
     return plans
+
+
+def _is_read(module: nn.Module, path: str, pool: Pool) -> bool:
+    """Whether the weight at `path` is still the pool's."""
+    owner, _, name = path.rpartition(".")
+    try:
+        source = derived.sources(module.get_submodule(owner)).get(name)
+    except AttributeError:
+        return False
+    return source is not None and source.pool is pool
 
 
 def read_plans(stored: Any) -> list[tuple[str, SharingPlan]]:

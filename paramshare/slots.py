@@ -180,15 +180,15 @@ def _stacks(module: nn.Module, embedding: nn.Module, prefix: str = "") -> Iterat
 
     A `ModuleList` or `Sequential` whose children are all of one class, or a module that holds
     layers by itself (nn.LSTM). One layer counts (ALBERT keeps its only layer in a list), unless a
-    longer stack lies inside of it; a container that holds the table is no stack of layers, it is
-    the model.
+    longer stack of modules with an inside lies inside of it (the only layer's list of its four
+    projections is no stack); a container that holds the table is none either, it is the model.
     """
     inside = list(module.modules())
     length = _length(module)
     if (
         length
         and all(m is not embedding for m in inside)
-        and (length > 1 or not any(_length(m) > 1 for m in inside))
+        and (length > 1 or not any(_length(m) > 1 and _is_deep(m) for m in inside))
     ):
         yield _Stack(prefix, length, list(module._modules))
         return
@@ -213,10 +213,24 @@ def _length(module: nn.Module) -> int:
     return len(module._modules) if is_stack else 0
 
 
+def _is_deep(stack: nn.Module) -> bool:
+    """Whether a stack's layers are more than single known layers, as those of an nn.LSTM are."""
+    return kind_of(stack).layers is not None or any(
+        not kind_of(child).weights or kind_of(child).layers for child in stack.children()
+    )
+
+
 def _plain_class(module: nn.Module) -> type[nn.Module]:
-    """Its class without what sharing and parametrizing have made of it."""
-    cls = original_class(type(module))
-    return cls.__bases__[0] if is_parametrized(module) else cls
+    """Its class without what sharing and parametrizing, in any order, have made of it."""
+    cls = type(module)
+    while True:
+        base = cls.__bases__[0]
+        if "_paramshare_base" in vars(cls):
+            cls = original_class(cls)
+        elif is_parametrized(module) and cls.__name__ == f"Parametrized{base.__name__}":
+            cls = base
+        else:
+            return cls
 
 
 def _place(

@@ -45,8 +45,9 @@ class DerivedWeightNorm(WeightNorm):
 
     def remove(self, module: nn.Module) -> None:
         """What `torch.nn.utils.remove_weight_norm` calls: the weight is a Parameter then."""
-        from paramshare.derived import restore
+        from paramshare.derived import check_restore, restore
 
+        check_restore(module)
         direction = f"{self.name}_v"
         with torch.no_grad():
             baked = Parameter(getattr(module, direction).clone())

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -106,9 +107,8 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             )
         except ShareError as error:
             raise ShareError(
-                f"--share {cfg.share} of {path or 'the model'} ({type(root).__name__}): {error} "
-                "(options: --share, --share-depth, --share-layout, --share-blocks, "
-                "--share-virtual-dim, --share-embedding-dim; --share none trains the plain model)"
+                f"--share {cfg.share} of {path or 'the model'} ({type(root).__name__}): "
+                f"{_in_options(error)} (--share none trains the plain model)"
             ) from None
         _keep_plan_in_checkpoints(sharing.pool)
         plans[path] = sharing.plan.to_dict()
@@ -119,10 +119,24 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
 
 
 def share_again(model: nn.Module, plans: Plans) -> None:
-    """Shares a model as it was when `share_model` returned these plans."""
+    """Shares a model as it was when `share_model` returned these plans. Raises ShareError."""
     for path, plan in plans.items():
-        pool = apply_plan(model.get_submodule(path), SharingPlan.from_dict(plan))
+        try:
+            pool = apply_plan(model.get_submodule(path), SharingPlan.from_dict(plan))
+        except ShareError as error:
+            raise ShareError(
+                f"the checkpoint's sharing plan does not fit the model that is built: {error}; "
+                "a shared model cannot be loaded with other layers or sizes "
+                "(--encoder-layers-to-keep, --decoder-layers-to-keep, --model-overrides)"
+            ) from None
         _keep_plan_in_checkpoints(pool)
+
+
+def _in_options(error: ShareError) -> str:
+    """The error of the call, with fairseq's names of the options."""
+    text = str(error).replace("select=, ", "").replace("virtual=True", "--share veps")
+    names = "depth|layout|blocks|virtual_dim|embedding_dim|table_gradient|init|execution"
+    return re.sub(rf"\b({names})=", lambda found: f"--share-{found[1].replace('_', '-')} ", text)
 
 
 def _table(model: nn.Module, name: str) -> nn.Module:

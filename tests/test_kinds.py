@@ -286,3 +286,64 @@ def test_kinds_by_name() -> None:
     finally:
         del KINDS[name]
     assert kind_of(Raw(2, 2)).weights == ()
+
+
+def test_a_kind_keeps_what_is_known_of_its_base() -> None:
+    class Own(nn.LSTM):
+        pass
+
+    register_kind(Own, spread=lambda layer, shape: 7.0)
+    try:
+        module = Around(Own(4, 5, 2), lambda layer, x: layer(x)[0], (50, 4))
+        sharing = share_from_embedding(module, module.table)
+        assert len(sharing.plan.groups) == 3
+        assert "_flat_weights" not in module.layer.__dict__
+        assert kind_of(module.layer).spread(module.layer, (1,)) == 7
+    finally:
+        del KINDS[Own]
+
+
+def test_names_must_be_tuples() -> None:
+    for options in ({"weights": "kernel"}, {"reads": "a.weight"}):
+        with pytest.raises(ShareError, match=r"must be a tuple of names: \('"):
+            register_kind(Raw, **options)
+    assert Raw not in KINDS
+
+
+class Attention(nn.Module):
+    """Keeps its four projections in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_projections_of_an_only_layer_are_no_stack(depth: int) -> None:
+    layers = nn.ModuleList(Layer() for _ in range(depth))
+    module = Around(layers, lambda layer, x: x, (50, 4))
+    groups = share_from_embedding(module, module.table).plan.groups
+    names = [f"attention.linears.{n}" for n in range(4)] + ["up", "down"]
+    assert [group.name for group in groups] == [f"layer.*.{name}.weight" for name in names]
+    assert {len(group.slots) for group in groups} == {depth}
+
+
+def test_layers_that_are_parametrized_in_any_order_are_a_stack() -> None:
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+    module = Around(layers, lambda layers, x: layers[1](layers[0](x)), (50, 4))
+    share_from_embedding(
+        module, module.table, select=lambda path, owner: path.startswith("layer.0")
+    )
+    for layer in layers:
+        nn.utils.parametrize.register_parametrization(layer, "bias", nn.Identity())
+    (slot,) = [
+        s for s in find_slots(module, module.table, lambda path, owner: path.endswith("1.weight"))
+    ]
+    assert (slot.pattern, slot.depth) == ("layer.*.weight", 2)

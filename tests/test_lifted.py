@@ -351,3 +351,136 @@ def test_bert_base() -> None:
         looked_up = model.get_input_embeddings()(ids)
         torch.testing.assert_close(looked_up, low_rank[ids], rtol=1e-4, atol=1e-4)
     assert model.get_input_embeddings().weight.shape == (tokens, width)
+
+
+# ---------------------------------------------------------------------- several calls
+
+
+class Outer(nn.Module):
+    """Reads the table of a module inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(60, 60) for _ in range(2))
+        self.inner = build("Encoder").float()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.inner(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def outer(seed: int = 0, shared: bool = False) -> Outer:
+    torch.manual_seed(seed)
+    module = Outer()
+    if shared:
+        inner = module.inner
+        share_from_embedding(inner, inner.embedding, embedding_dim=8)
+        for name in ("layers.0.weight", "layers.1.weight"):
+            share_from_embedding(module, inner.embedding, select=lambda p, o, name=name: p == name)
+    return module
+
+
+def test_an_outer_module_reads_an_inner_ones_narrow_table(tmp_path) -> None:
+    module, tokens = outer(shared=True), batch()[0]
+    expected = module(tokens)
+    with pytest.raises(ShareError, match="weights outside of this Encoder are read from its fact"):
+        materialize(module.inner)
+    assert torch.equal(module(tokens), expected)
+    save_model(module, tmp_path / "model.safetensors")
+    other = outer(seed=1)
+    load_model(other, tmp_path / "model.safetensors")
+    assert torch.equal(other(tokens), expected)
+    assert list(other.state_dict()) == list(module.state_dict())
+    torch.testing.assert_close(materialize(other)(tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_a_table_that_is_read_already_cannot_be_narrowed(virtual: bool) -> None:
+    module = build("Chain")
+    pick = lambda n: lambda path, owner: path == f"1.{n}.weight"  # noqa: E731
+    share_from_embedding(module, module.embedding, virtual, select=pick(0))
+    expected = module(*batch())
+    with pytest.raises(
+        ShareError, match="0 is read by an earlier call already: give embedding_dim"
+    ):
+        share_from_embedding(module, module.embedding, embedding_dim=8, select=pick(1))
+    assert torch.equal(module(*batch()), expected)
+
+
+# ---------------------------------------------------------------------- unusual uses
+
+
+def lifted() -> tuple[LiftedTable, Tensor]:
+    left, right = torch.randn(9, 3), torch.randn(3, 5)
+    return LiftedTable(left, right), left @ right
+
+
+def test_arithmetic() -> None:
+    ours, theirs = lifted()
+    for operation in (
+        lambda w: w + 1,
+        lambda w: 1 - w,
+        lambda w: w / 3,
+        lambda w: 2 / w,
+        lambda w: w**2,
+        lambda w: -w,
+        lambda w: abs(w),
+        lambda w: w > 0,
+        lambda w: w * torch.arange(5.0),
+        lambda w: torch.arange(5.0) * w,
+        lambda w: w + w,
+        lambda w: w[w > 0],
+        lambda w: torch.stack(list(w)),
+        lambda w: F.embedding(torch.tensor([1, 2]), w, max_norm=0.5),
+    ):
+        torch.testing.assert_close(operation(ours), operation(theirs.clone()))
+    for scaled in (ours * 3, 3 * ours):
+        assert isinstance(scaled, LiftedTable)
+        torch.testing.assert_close(scaled.dense(), theirs * 3)
+
+
+def test_writing_warns_or_is_refused() -> None:
+    ours, _ = lifted()
+    before = ours.left.clone(), ours.right.clone()
+    for write in (
+        lambda: ours.data.copy_(torch.zeros(9, 5)),
+        lambda: ours.normal_(),
+        lambda: nn.init.xavier_uniform_(ours),
+        lambda: nn.init.trunc_normal_(ours),
+        lambda: nn.init.constant_(ours, 0.0),
+    ):
+        with pytest.warns(UserWarning, match="of a factorised embedding's weight has no effect"):
+            write()
+    with pytest.raises(ShareError, match="data of a factorised embedding's weight cannot be set"):
+        ours.data = torch.zeros(9, 5)
+    assert torch.equal(ours.left, before[0])
+    assert torch.equal(ours.right, before[1])
+
+
+class Looks(ReadsTheTable):
+    """Looks its tokens up by an operation that builds the table."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (
+            torch.index_select(self.embedding.weight, 0, tokens.flatten()) @ self.layers[0].weight
+        )
+
+
+def test_operations_that_build_the_table_compile() -> None:
+    module = Looks("product")
+    share_from_embedding(module, module.embedding, embedding_dim=4)
+    tokens = torch.tensor([[1, 2], [3, 4]])
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens), module(tokens))
+
+
+def test_a_table_that_is_not_finite() -> None:
+    module = build("Encoder")
+    with torch.no_grad():
+        module.embedding.weight[3, 2] = float("nan")
+    with pytest.raises(ShareError, match="the table has values that are not finite"):
+        share(module, embedding_dim=4)
+    assert module.embedding.weight.shape == (60, 16)

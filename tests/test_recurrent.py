@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import warnings
 import weakref
 
@@ -157,3 +158,26 @@ def test_functional_call_and_half_shared_modules(name: str) -> None:
     module.load_state_dict(state)
     torch.testing.assert_close(module(*inputs), swapped)
     assert isinstance(module.rnn, nn.RNNBase)
+
+
+def test_an_unpickled_module_ignores_the_warning_too() -> None:
+    module = build("Gated")
+    share(module)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.resetwarnings()
+        pickle.loads(pickle.dumps(module))
+        warnings.warn("RNN module weights are not part of single contiguous chunk", stacklevel=1)
+    assert not seen
+
+
+def test_a_recurrent_module_made_of_a_shared_ones_class() -> None:
+    class Fixed(nn.LSTM):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*(sizes or (16, 12)))
+
+    module = build("Gated")
+    module.rnn = Fixed().double()
+    share(module)
+    made = type(module.rnn)()
+    assert isinstance(made.weight_ih_l0, nn.Parameter)
+    assert made(torch.randn(2, 3, 16))[0].shape == (2, 3, 12)

@@ -647,3 +647,11 @@ def test_applying_what_writes_nothing_is_silent() -> None:
         materialize(module)
         with filtered("error"):
             module.apply(_by_init)
+
+
+def test_reading_under_autocast_is_no_writing() -> None:
+    module = build("Narrow", dtype=torch.float32)
+    share(module)
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module.apply(lambda m: getattr(m, "weight", None))

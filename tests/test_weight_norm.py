@@ -7,11 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import remove_parametrizations
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from warned import filtered
 from zoo import batch, build, share
 
-from paramshare import ShareError, materialize, share_from_embedding
+from paramshare import ShareError, materialize, save_model, share_from_embedding
 
 NAMES = ["NormedByHook", "Normed"]
 
@@ -151,3 +151,71 @@ def test_directions_without_a_spread(name: str, virtual: bool) -> None:
         select=lambda path, owner: path.startswith("layers"),
     )
     assert module(*batch()).isfinite().all()
+
+
+@pytest.mark.parametrize("names", [("weight_hh_l0",), ("weight_ih_l0", "weight_hh_l0")])
+@pytest.mark.parametrize("undo", ["materialize", "remove"])
+def test_recurrent_modules(names: tuple[str, ...], undo: str) -> None:
+    """Which keep a list of their weights, that every assignment refreshes."""
+    module = build("Gated")
+    for name in names:
+        with filtered("ignore", FutureWarning):
+            nn.utils.weight_norm(module.rnn, name)
+    share(module)
+    inputs = batch()
+    expected = module(*inputs)
+    if undo == "materialize":
+        materialize(module)
+        assert isinstance(module.rnn.weight_hh_l0_v, nn.Parameter)
+    for name in names:
+        nn.utils.remove_weight_norm(module.rnn, name)
+        assert isinstance(getattr(module.rnn, name), nn.Parameter)
+        torch.testing.assert_close(module(*inputs), expected)
+    assert not any(n.endswith(("_g", "_v")) for n, _ in module.named_parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name: str) -> None:
+    """The direction is a product of another dtype there than the gain, which torch refuses."""
+    module = build(name, dtype=torch.float32)
+    share(module)
+    twin = build(name, dtype=torch.float32)
+    twin.load_state_dict(materialize(copy.deepcopy(module)).state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        output, expected = module(*batch()), twin(*batch())
+    torch.testing.assert_close(output, expected, rtol=0.05, atol=0.1)
+    output.float().sum().backward()
+    assert module.paramshare.projection.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_half_baked_model_is_not_saved(name: str, tmp_path) -> None:
+    """No plain model is like it: the plan says that what was removed is read."""
+    module = build(name)
+    share(module)
+    _remove(module.layers[0])
+    with pytest.raises(ShareError, match="is not read from the embedding any more .its weight no"):
+        save_model(module, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
+    save_model(materialize(module), tmp_path / "model.safetensors")
+
+
+def test_what_is_parametrized_after_sharing_stays_so() -> None:
+    class Double(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    module = build("NormedByHook")
+    share(module)
+    inputs = batch()
+    register_parametrization(module.layers[0], "bias", Double())
+    expected = module(*inputs)
+    for undo in (
+        lambda: nn.utils.remove_weight_norm(module.layers[0]),
+        lambda: materialize(module),
+    ):
+        with pytest.raises(ShareError, match="something has changed this .* after it was shared"):
+            undo()
+        assert torch.equal(module(*inputs), expected)
+    remove_parametrizations(module.layers[0], "bias")
+    torch.testing.assert_close(materialize(module)(*inputs), expected)
