@@ -151,7 +151,10 @@ def _lifted(model: nn.Module) -> set[str]:
 def _tying_the_rest(tie_weights: Any) -> Any:
     @functools.wraps(tie_weights)
     def tie(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        all_ties, lifted = self.all_tied_weights_keys, _lifted(self)
+        lifted = _lifted(self)
+        if not lifted:
+            return tie_weights(self, *args, **kwargs)
+        all_ties = self.all_tied_weights_keys
         self.all_tied_weights_keys = {
             target: source for target, source in all_ties.items() if not {target, source} & lifted
         }

@@ -377,3 +377,12 @@ def test_materialized_models_save_too(tmp_path) -> None:
     load_model(other, tmp_path / "m.safetensors")
     assert isinstance(other.blocks[0].up.weight, nn.Parameter)
     assert torch.equal(other(*batch()), module(*batch()))
+
+
+def test_a_layer_that_was_replaced_is_not_saved(tmp_path) -> None:
+    module = build("Narrow")
+    share(module)
+    module.blocks[1].up = nn.Linear(16, 24).double()
+    with pytest.raises(ShareError, match=r"blocks\.1\.up\.weight is not read from the embedding"):
+        save_model(module, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())

@@ -86,3 +86,22 @@ def test_scale_gradient(share: float) -> None:
     torch.testing.assert_close(tensor.grad, share * torch.arange(4.0))
     with torch.no_grad():
         assert scale_gradient(tensor, share) is tensor
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_a_gradient_of_another_dtype(share: float) -> None:
+    """That of a product made under autocast, in a backward pass outside of it."""
+    inputs = [tensor.detach().float().requires_grad_() for tensor in drawn(True)]
+    exact = torch.autograd.grad(
+        virtual_columns(*inputs, share).square().sum(), inputs, allow_unused=True
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        columns = virtual_columns(*inputs, share)
+    assert columns.dtype == torch.bfloat16
+    found = torch.autograd.grad(columns.float().square().sum(), inputs, allow_unused=True)
+    for gradient, expected in zip(found, exact, strict=True):
+        if expected is None:
+            assert gradient is None
+            continue
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient, expected, rtol=0.05, atol=0.2)

@@ -453,8 +453,14 @@ def test_writing_warns_or_is_refused() -> None:
     ):
         with pytest.warns(UserWarning, match="of a factorised embedding's weight has no effect"):
             write()
-    with pytest.raises(ShareError, match="data of a factorised embedding's weight cannot be set"):
-        ours.data = torch.zeros(9, 5)
+    for name in ("data", "requires_grad", "anything"):
+        with pytest.raises(ShareError, match=f"^{name} of a factorised embedding's weight cannot"):
+            setattr(ours, name, torch.zeros(9, 5))
+    for rows in (ours, ours.data):
+        with pytest.raises(ShareError, match="rows of a factorised embedding's weight cannot be"):
+            rows[2] = 1.0
+    with pytest.warns(UserWarning, match=r"requires_grad_\(\) of a factorised"):
+        ours.requires_grad_(False)
     assert torch.equal(ours.left, before[0])
     assert torch.equal(ours.right, before[1])
 
@@ -463,9 +469,8 @@ class Looks(ReadsTheTable):
     """Looks its tokens up by an operation that builds the table."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return (
-            torch.index_select(self.embedding.weight, 0, tokens.flatten()) @ self.layers[0].weight
-        )
+        x = torch.index_select(self.embedding.weight, 0, tokens.flatten())
+        return self.layers[1](self.layers[0](x))
 
 
 def test_operations_that_build_the_table_compile() -> None:

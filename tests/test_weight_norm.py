@@ -194,7 +194,7 @@ def test_a_half_baked_model_is_not_saved(name: str, tmp_path) -> None:
     module = build(name)
     share(module)
     _remove(module.layers[0])
-    with pytest.raises(ShareError, match="is not read from the embedding any more .its weight no"):
+    with pytest.raises(ShareError, match="is not read from the embedding any more"):
         save_model(module, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
     save_model(materialize(module), tmp_path / "model.safetensors")

@@ -222,6 +222,33 @@ def test_dtype_and_device_moves(name: str) -> None:
     assert meta(tokens.to("meta"), padding).is_meta
 
 
+AUTOCAST_WAYS = ["veps-aligned", "veps-aligned-bias", "veps-column", "veps-token", "veps-none"]
+
+
+@pytest.mark.parametrize("way", AUTOCAST_WAYS)
+@pytest.mark.parametrize("name", ZOO)
+def test_backward_after_autocast(name: str, way: str) -> None:
+    """As it is used: the forward pass under autocast, the backward pass not."""
+    found = []
+    for inside in (True, False):
+        module = build(name, dtype=torch.float32)
+        torch.manual_seed(1)
+        share(module, **WAYS[way])
+        tokens, padding = batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(tokens, padding).float().square().mean()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        found.append({n: p.grad for n, p in module.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for key, gradient in found[0].items():
+        assert found[1][key].dtype == torch.float32, key
+        scale = gradient.abs().max().clamp(min=1e-6)
+        assert (found[1][key] - gradient).abs().max() <= 0.05 * scale, key
+
+
 @pytest.mark.parametrize("name", ["Encoder", "Narrow"])
 def test_autocast(name: str) -> None:
     module = build(name, dtype=torch.float32)

@@ -231,6 +231,36 @@ def test_tie_weights(case: Case, options) -> None:
     assert count_parameters(model) == count_parameters(case.build())
 
 
+def test_init_weights_again() -> None:
+    """It ties by the map that the model was built with."""
+    model = share(bert(), embedding_dim=6)
+    names = [n for n, _ in model.named_parameters()]
+    model.init_weights()
+    assert [n for n, _ in model.named_parameters()] == names
+    assert output(model).isfinite().all()
+
+
+def test_a_head_of_its_own_is_not_saved_where_it_would_be_tied_again(tmp_path) -> None:
+    model = share(bert(), embedding_dim=6)
+    model.set_output_embeddings(nn.Linear(16, TOKENS))
+    with pytest.raises(ShareError, match="is not tied to the factorised table any more"):
+        model.save_pretrained(tmp_path)
+    paramshare.save_model(model, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+def test_resizing_needs_plain_weights(options) -> None:
+    model = share(bert(), **options)
+    expected = output(model)
+    with pytest.raises(ShareError, match=r"a table of 200 tokens, which cannot be resized to 210"):
+        model.resize_token_embeddings(210)
+    assert torch.equal(output(model), expected)
+    assert model.resize_token_embeddings(TOKENS) is model.get_input_embeddings()
+    paramshare.materialize(model).resize_token_embeddings(210)
+    assert output(model).shape[-1] == 210
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
 # ---------------------------------------------------------------------- other classes
 
 
@@ -430,7 +460,7 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def trainer(model: nn.Module, folder: Path) -> Any:
+def trainer(model: nn.Module, folder: Path, **options: Any) -> Any:
     return transformers.Trainer(
         model,
         transformers.TrainingArguments(
@@ -443,9 +473,22 @@ def trainer(model: nn.Module, folder: Path) -> Any:
             report_to=[],
             use_cpu=True,
             disable_tqdm=True,
+            **options,
         ),
         train_dataset=Texts(),
     )
+
+
+def assert_falling(training: Any) -> None:
+    losses = [entry["loss"] for entry in training.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_trainer_with_mixed_precision(tmp_path) -> None:
+    """Its backward pass is outside of its autocast."""
+    training = trainer(shared(CASES["GPT2LMHeadModel"]), tmp_path, bf16=True)
+    training.train()
+    assert_falling(training)
 
 
 @pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
@@ -456,8 +499,7 @@ def test_trainer(options, tmp_path) -> None:
     model = shared(case, **options)
     training = trainer(model, tmp_path)
     training.train()
-    losses = [entry["loss"] for entry in training.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.95 * losses[0]
+    assert_falling(training)
     loaded = type(model).from_pretrained(tmp_path / "checkpoint-20")
     assert torch.equal(case.run(loaded), case.run(model.eval()))
     resumed = shared(case, seed=1, **options)

@@ -22,7 +22,7 @@ import paramshare.tasks  # noqa: F401
 from paramshare import ShareError, materialize
 from paramshare.cli import user_dir
 from paramshare.sharing import named_pools
-from paramshare.tasks.sharing import ShareConfig, share_model
+from paramshare.tasks.sharing import ShareConfig, share_again, share_model
 
 SIDES = ("encoder", "decoder")
 SIZES = [
@@ -276,6 +276,22 @@ def test_a_map_of_depths_that_does_not_exist_or_does_not_fit(corpus: Path) -> No
         ShareError, match=r"^--share veps of encoder .* 3 distinct layers do not divide 4 layers"
     ):
         build(corpus / "separate", "--share-depth", "cycle:3", model=FCONV)
+
+
+def test_errors_speak_of_options(corpus: Path) -> None:
+    with pytest.raises(ShareError) as few:
+        build(corpus / "joined", "--share", "eps", "--share-depth", "none", model=FCONV)
+    wanted = "are missing; use --share veps, share fewer weights (--share-depth 'all')"
+    assert wanted in str(few.value)
+    with pytest.raises(ShareError, match="--share-blocks 2 belongs to --share-layout 'aligned'"):
+        build(corpus / "joined", "--share-blocks", "2", "--share-layout", "column", model=FCONV)
+
+
+def test_a_model_of_other_layers_than_the_plans(corpus: Path) -> None:
+    task, _ = build(corpus / "joined", model=FCONV)
+    fewer = [a.replace("* 4", "* 3") for a in FCONV]
+    with pytest.raises(ShareError, match="plan does not fit the model.*--encoder-layers-to-keep"):
+        share_again(build(corpus / "joined", "--share", "none", model=fewer)[1], task.plans)
 
 
 def test_a_checkpoint_of_other_options_is_refused(corpus: Path) -> None:
