@@ -58,7 +58,7 @@ def test_the_fairseq_command_runs(corpus: Path, tmp_path: Path) -> None:
 )
 def test_links_and_paths_exist(file: str) -> None:
     text = (ROOT / file).read_text("utf8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in link]
     scripts = re.findall(r"((?:recipes|benchmarks|tests)/\S+\.py)", text)
     assert scripts
     for path in [(ROOT / file).parent / link for link in links] + [ROOT / s for s in scripts]:
