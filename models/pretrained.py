@@ -32,9 +32,9 @@ except ImportError as error:
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from paramshare.derived import sources
 from paramshare.errors import ShareError
 from paramshare.lifted import LiftedTable
+from paramshare.marks import sources
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool
 from paramshare.rewrite import prepare_all

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
@@ -23,13 +24,10 @@ from paramshare.errors import ShareError
 from paramshare.factored import factored_linear
 from paramshare.kinds import kind_of_class
 from paramshare.lifted import LiftedTable
+from paramshare.marks import BASE, POOLS, SOURCES, original_class, pools, sources
 
 if TYPE_CHECKING:
     from paramshare.pool import Pool
-
-# Attributes of the modules. Plain ones: a registered pool would be in the state_dict once a weight.
-_SOURCES = "_paramshare_sources"  # of an owner: dict of weight name -> Source
-_POOLS = "_paramshare_pools"  # of a shared module: its pools
 
 
 @dataclass
@@ -51,21 +49,6 @@ class Source:
         if self.normed:
             weight = weight.to(self.pool.dtype)  # that of the gain, under autocast too
         return (weight.t() if self.out_last else weight).view(self.shape)
-
-
-def sources(module: nn.Module) -> dict[str, Source]:
-    """The module's derived weights by name."""
-    return module.__dict__.get(_SOURCES, {})
-
-
-def pools(module: nn.Module) -> tuple[Pool, ...]:
-    """The pools that the module's forward fills: those of the calls that shared it."""
-    return module.__dict__.get(_POOLS, ())
-
-
-def original_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class that a module had before any of its weights was derived."""
-    return getattr(cls, "_paramshare_base", cls)
 
 
 def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
@@ -111,7 +94,7 @@ def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Poo
 
 def check_restore(module: nn.Module) -> None:
     """Raises ShareError where something else has changed the module's class after us."""
-    if "_paramshare_base" not in type(module).__dict__:
+    if BASE not in type(module).__dict__:
         raise ShareError(
             f"something has changed this {type(module).__name__} after it was shared (a "
             "parametrization, FSDP); undo that first"
@@ -120,7 +103,7 @@ def check_restore(module: nn.Module) -> None:
 
 def _set(module: nn.Module, new: dict[str, Source], held: tuple[Pool, ...]) -> None:
     cls = _class_for(module, new, held)
-    for attribute, value in ((_SOURCES, new), (_POOLS, held)):
+    for attribute, value in ((SOURCES, new), (POOLS, held)):
         module.__dict__.pop(attribute, None)
         if value:
             module.__dict__[attribute] = value
@@ -170,7 +153,8 @@ def _make_class(
         "__new__": create,
         "__reduce_ex__": reduce,
         "register_parameter": register_parameter,
-        "_paramshare_base": base,
+        "_paramshare_bake": _bake,
+        BASE: base,
     }
     body.update({name: _weight_property(name) for name in names})
     body.update({name: _normed_property(name) for name in normed})
@@ -187,6 +171,14 @@ def _make_class(
     metaclass: Any = type(base)
     made = metaclass(base.__name__, (base,), body)
     return made
+
+
+def _bake(module: nn.Module, name: str) -> None:
+    """Makes one derived weight a Parameter again, which then has nothing to do with the table."""
+    check_restore(module)
+    with torch.no_grad():
+        baked = Parameter(getattr(module, name).clone())
+    restore(module, {name: baked}, [])
 
 
 def _members(base: type[nn.Module]) -> dict[str, Any]:
@@ -295,7 +287,7 @@ def _holding_forward(base: type[nn.Module]) -> Any:
 
 
 def _factored_forward(self: nn.Linear, input: Tensor) -> Tensor:
-    source = self.__dict__[_SOURCES]["weight"]
+    source = self.__dict__[SOURCES]["weight"]
     assert source.group is not None
     blocks, projection, projection_bias = source.pool.factors(source.group, self.training)
     rows = source.shape[0]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
-from paramshare import derived
+from paramshare import derived, marks
 from paramshare.checks import check_embedding_dim, check_frozen, check_slots, check_target
 from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
@@ -137,7 +137,7 @@ def materialize(module: nn.Module) -> nn.Module:
                 f"weights outside of this {type(module).__name__} are read from its factorised "
                 f"table {pool.plan.table}; materialize the module that holds them as well"
             )
-    owners = [part for part in module.modules() if derived.sources(part) or derived.pools(part)]
+    owners = [part for part in module.modules() if marks.sources(part) or marks.pools(part)]
     for owner in owners:
         derived.check_restore(owner)
     with ExitStack() as stack:
@@ -149,7 +149,7 @@ def materialize(module: nn.Module) -> nn.Module:
                 owner,
                 {
                     name: tables[source.pool] if source.group is None else _bake(owner, name)
-                    for name, source in derived.sources(owner).items()
+                    for name, source in marks.sources(owner).items()
                 },
             )
             for owner in owners
@@ -173,7 +173,7 @@ def check_whole(module: nn.Module) -> list[Pool]:
     its weights are read from a table or projection outside of it."""
     pools = [pool for _, pool in named_pools(module)]
     for part in module.modules():
-        for source in derived.sources(part).values():
+        for source in marks.sources(part).values():
             if all(source.pool is not pool for pool in pools):
                 raise ShareError(
                     "this is a part of a shared module; use the module that "
@@ -185,7 +185,7 @@ def check_whole(module: nn.Module) -> list[Pool]:
 def named_pools(module: nn.Module) -> Iterator[tuple[str, Pool]]:
     """The paths of all modules in `module` that were shared, each with the pool of each call."""
     for path, part in module.named_modules():
-        for pool in derived.pools(part):
+        for pool in marks.pools(part):
             yield path, pool
 
 
@@ -212,7 +212,7 @@ def _is_read(module: nn.Module, path: str, pool: Pool) -> bool:
     """Whether the weight at `path` is still the pool's."""
     owner, _, name = path.rpartition(".")
     try:
-        source = derived.sources(module.get_submodule(owner)).get(name)
+        source = marks.sources(module.get_submodule(owner)).get(name)
     except AttributeError:
         return False
     return source is not None and source.pool is pool
@@ -227,7 +227,7 @@ def read_plans(stored: Any) -> list[tuple[str, SharingPlan]]:
 
 
 def _bake(owner: nn.Module, name: str) -> Parameter:
-    pool = derived.sources(owner)[name].pool
+    pool = marks.sources(owner)[name].pool
     trains = any(p.requires_grad for p in (table_of(pool.embedding), *pool.parameters()))
     weight = getattr(owner, name).detach().clone(memory_format=torch.contiguous_format)
     return Parameter(weight, requires_grad=trains)
@@ -243,5 +243,5 @@ def _bake_table(pool: Pool) -> Parameter:
 
 def _narrow(embedding: nn.Module) -> nn.Module:
     """The embedding whose weight is the table: of a factorised one, its narrow child."""
-    source = derived.sources(embedding).get("weight") if isinstance(embedding, nn.Module) else None
+    source = marks.sources(embedding).get("weight") if isinstance(embedding, nn.Module) else None
     return embedding if source is None else source.pool.embedding

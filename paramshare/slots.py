@@ -12,9 +12,9 @@ from torch.nn.parameter import Parameter
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from paramshare.derived import original_class, pools, sources
 from paramshare.errors import ShareError
 from paramshare.kinds import KINDS, kind_of
+from paramshare.marks import BASE, original_class, pools, sources
 from paramshare.weight_norm import normed_name
 
 Select = Callable[[str, nn.Module], bool]
@@ -225,7 +225,7 @@ def _plain_class(module: nn.Module) -> type[nn.Module]:
     cls = type(module)
     while True:
         base = cls.__bases__[0]
-        if "_paramshare_base" in vars(cls):
+        if BASE in vars(cls):
             cls = original_class(cls)
         elif is_parametrized(module) and cls.__name__ == f"Parametrized{base.__name__}":
             cls = base

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import Parameter
 from torch.nn.utils.weight_norm import WeightNorm
 
 
@@ -45,14 +43,8 @@ class DerivedWeightNorm(WeightNorm):
 
     def remove(self, module: nn.Module) -> None:
         """What `torch.nn.utils.remove_weight_norm` calls: the weight is a Parameter then."""
-        from paramshare.derived import check_restore, restore
-
-        check_restore(module)
-        direction = f"{self.name}_v"
-        with torch.no_grad():
-            baked = Parameter(getattr(module, direction).clone())
-        restore(module, {direction: baked}, [])
-        WeightNorm.remove(self, module)  # restore() made this hook an ordinary one
+        module._paramshare_bake(f"{self.name}_v")  # type: ignore[operator]
+        WeightNorm.remove(self, module)  # this hook is an ordinary one by now
 
 
 def on_derive(module: nn.Module, name: str) -> None:

@@ -13,7 +13,7 @@ from catalogue import Case, fairseq_models, torch_models, transformers_models
 from torch import Tensor, nn
 
 from paramshare import load_model, materialize, save_model, share_from_embedding
-from paramshare.derived import pools, sources
+from paramshare.marks import pools, sources
 
 CASES: list[Case] = [
     *torch_models.CASES,

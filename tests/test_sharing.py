@@ -11,7 +11,7 @@ from zoo import TOKENS, Block, Narrow, batch, build, share
 
 import paramshare
 from paramshare import ShareError, materialize, share_from_embedding
-from paramshare.derived import sources
+from paramshare.marks import sources
 from paramshare.models import TransformerLM
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import paramshare
 from paramshare import ShareError, share_from_embedding
-from paramshare.derived import pools
+from paramshare.marks import pools
 from paramshare.report import count_parameters
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
