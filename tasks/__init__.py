@@ -15,18 +15,27 @@ except ImportError as error:
         "Python 3.11 or newer"
     ) from error
 
-# What fairseq's checkpoints hold that torch.load (2.6 and newer) does not allow by itself: their
-# arguments, and with --eval-bleu the counts of its n-grams, as numpy arrays and numbers.
-_COUNTS = (np.zeros(1, np.int64), np.zeros(1, np.float64))
-torch.serialization.add_safe_globals(
-    [
-        argparse.Namespace,
-        np.ndarray,
-        np.dtype,
-        *(type(array.dtype) for array in _COUNTS),
-        _COUNTS[0].__reduce__()[0],  # numpy's functions that make an array
-        _COUNTS[0][0].__reduce__()[0],  # and a number; their place differs between versions
-    ]
-)
+
+def allow_checkpoints() -> None:
+    """Allows torch.load (2.6 and newer) what fairseq's checkpoints hold: their arguments, and with
+    --eval-bleu the counts of its n-grams, as numpy arrays and numbers.
+
+    Importing this package does it. It is to be done again after transformers' Trainer has resumed
+    in the same process, which takes back what it allows for itself.
+    """
+    counts = (np.zeros(1, np.int64), np.zeros(1, np.float64))
+    torch.serialization.add_safe_globals(
+        [
+            argparse.Namespace,
+            np.ndarray,
+            np.dtype,
+            *(type(array.dtype) for array in counts),
+            counts[0].__reduce__()[0],  # numpy's functions that make an array
+            counts[0][0].__reduce__()[0],  # and a number; their place differs between versions
+        ]
+    )
+
+
+allow_checkpoints()
 
 from paramshare.tasks import translation  # noqa: E402, F401

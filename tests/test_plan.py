@@ -157,7 +157,7 @@ def test_sharebert_ratios_of_operations() -> None:
         ({"virtual": False, "table_gradient": 0.0}, "nothing would train"),
         ({"virtual": False}, "needs 38 columns, the table has 16: 22 are missing; use virtual"),
         ({"execution": "factored"}, "fits none of the weights"),
-        ({"embedding_dim": 8}, "embedding_dim is not available yet"),
+        ({"embedding_dim": 0}, "embedding_dim=0 is out of range: the table is"),
     ],
 )
 def test_options_that_make_no_sense(options: dict, message: str) -> None:
