@@ -31,7 +31,8 @@ class LiftedTable:
     right: Tensor
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.__dict__.update(left=left, right=right)
+        object.__setattr__(self, "left", left)
+        object.__setattr__(self, "right", right)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise ShareError(

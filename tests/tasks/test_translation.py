@@ -18,7 +18,7 @@ from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import _catalog_shared_params
 
-import paramshare.tasks  # noqa: F401
+import paramshare.tasks
 from paramshare import ShareError, materialize
 from paramshare.cli import user_dir
 from paramshare.sharing import named_pools
