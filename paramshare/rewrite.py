@@ -103,10 +103,11 @@ def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> 
     rewrites: list[Rewrite] = []
     waiting = list(plans)
     while waiting:
-        # A call may have read the factorised table of a later one in this order, by modules. Of
-        # one module, the order of the calls is kept: the names of their pools follow it.
-        made = {f"{_join(root, p.table)}.{TABLE}" for root, p in waiting if p.width is not None}
-        late = {root for root, plan in waiting if _join(root, plan.table) in made}
+        # In this order, which is that of the modules, a call may read the table that a later one
+        # factorises. Of one module, the order of the calls is kept: the names of their pools
+        # follow it.
+        made = {f"{_join(root, p.table)}.{TABLE}": root for root, p in waiting if p.width}
+        late = {root for root, p in waiting if made.get(_join(root, p.table), root) != root}
         ready = [(root, plan) for root, plan in waiting if root not in late] or waiting
         for root, plan in ready:
             try:

@@ -376,7 +376,9 @@ def outer(seed: int = 0, shared: bool = False) -> Outer:
     module = Outer()
     if shared:
         inner = module.inner
-        share_from_embedding(inner, inner.embedding, embedding_dim=8)
+        pick = lambda what: lambda path, owner: what in path  # noqa: E731
+        share_from_embedding(inner, inner.embedding, embedding_dim=8, select=pick("self_attn"))
+        share_from_embedding(inner, inner.embedding, select=pick("linear"))
         for name in ("layers.0.weight", "layers.1.weight"):
             share_from_embedding(module, inner.embedding, select=lambda p, o, name=name: p == name)
     return module
