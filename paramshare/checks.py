@@ -10,6 +10,7 @@ from paramshare.slots import Slot
 
 
 def check_embedding_dim(embedding_dim: int | None, table: Parameter) -> None:
+    """Checks that a `(tokens, width)` table can be narrowed to `embedding_dim` features."""
     if embedding_dim is None:
         return
     tokens, width = table.shape

@@ -1,10 +1,10 @@
-"""Makes a module's weight a derived one: a property that reads the pool, and nothing else.
+"""Makes a module's weight a derived one: a property that reads the pool.
 
 The module stays what it was, with the same class name, `isinstance` and `repr`: only its class
 becomes a subclass, which has the weight as a property, and the old Parameter is gone (a `None`
 left behind would count as a parameter for some trainers, the old tensor for all). Whoever reads
 the weight gets the right one: the layer's own forward, an attention module that never calls its
-projection, a fused kernel.
+projection, a fused kernel. What would initialise the weight again warns that it cannot.
 """
 
 from __future__ import annotations
@@ -92,6 +92,16 @@ def restore(module: nn.Module, weights: dict[str, Parameter], released: list[Poo
         weight_norm.on_restore(module, name)
 
 
+@torch.no_grad()
+def bake(module: nn.Module, name: str) -> Parameter:
+    """An independent Parameter with the values of a derived weight, which trains where what it is
+    read from does."""
+    pool = sources(module)[name].pool
+    trains = any(p.requires_grad for p in (pool.embedding.weight, *pool.parameters()))
+    weight = getattr(module, name).clone(memory_format=torch.contiguous_format)
+    return Parameter(weight, requires_grad=trains)
+
+
 def check_restore(module: nn.Module) -> None:
     """Raises ShareError where something else has changed the module's class after us."""
     if BASE not in type(module).__dict__:
@@ -153,7 +163,7 @@ def _make_class(
         "__new__": create,
         "__reduce_ex__": reduce,
         "register_parameter": register_parameter,
-        "_paramshare_bake": _bake,
+        "_paramshare_bake": _restore_one,
         BASE: base,
     }
     body.update({name: _weight_property(name) for name in names})
@@ -173,12 +183,10 @@ def _make_class(
     return made
 
 
-def _bake(module: nn.Module, name: str) -> None:
+def _restore_one(module: nn.Module, name: str) -> None:
     """Makes one derived weight a Parameter again, which then has nothing to do with the table."""
     check_restore(module)
-    with torch.no_grad():
-        baked = Parameter(getattr(module, name).clone())
-    restore(module, {name: baked}, [])
+    restore(module, {name: bake(module, name)}, [])
 
 
 def _members(base: type[nn.Module]) -> dict[str, Any]:

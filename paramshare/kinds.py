@@ -23,7 +23,11 @@ Spread = Callable[[nn.Module, tuple[int, ...]], float]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a class of layers. `register_kind` says what the fields mean."""
+    """What is known of a class of layers. `register_kind` says what the fields mean.
+
+    members: a class whose members a module gets as long as its weights are derived, and whose
+    static `on_derive(module)` and `on_restore(module)` are called when that begins and has ended.
+    """
 
     weights: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
@@ -51,7 +55,6 @@ def register_kind(
     spread: Spread | None = None,
     out_last: bool = False,
     layers: Callable[[nn.Module], int] | None = None,
-    members: type | None = None,
 ) -> None:
     """Makes `cls` (the class, or its full name "package.module.Class") and its subclasses known.
 
@@ -64,13 +67,13 @@ def register_kind(
     out_last: the last dimension of a weight is the output, not the first.
     layers: how many layers a module holds; its weights are then shared by default wherever it
     stands, as those of a stack of layers are.
-    members: a class whose members a module gets as long as its weights are derived.
-    What is left out is that of the nearest known base class. Raises ShareError.
+    What is left out is that of the nearest known base class. Raises ShareError where names are a
+    string instead of a tuple.
     """
     for value in (weights, reads):
         if isinstance(value, str):
             raise ShareError(f"{value!r} must be a tuple of names: ({value!r},)")
-    KINDS[cls] = Kind(weights, reads, spread, out_last, layers, members)
+    KINDS[cls] = Kind(weights, reads, spread, out_last, layers)
 
 
 def kind_of(module: nn.Module) -> Kind:
@@ -79,6 +82,7 @@ def kind_of(module: nn.Module) -> Kind:
 
 
 def kind_of_class(cls: type[nn.Module]) -> Kind:
+    """What is known of the class, by itself or by its bases, of which the nearest says it."""
     known: dict[str, Any] = {}
     for ancestor in cls.__mro__:
         for key in (ancestor, f"{ancestor.__module__}.{ancestor.__qualname__}"):
@@ -113,8 +117,7 @@ def _recurrent_spread(layer: nn.Module, shape: tuple[int, ...]) -> float:
     return 1 / sqrt(3 * layer.hidden_size)  # type: ignore[operator]
 
 
-register_kind(
-    nn.RNNBase,
+KINDS[nn.RNNBase] = Kind(
     weights=tuple(
         f"weight_{what}_l*{direction}"
         for direction in ("", "_reverse")

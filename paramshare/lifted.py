@@ -35,10 +35,10 @@ class LiftedTable:
         object.__setattr__(self, "right", right)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise ShareError(
-            f"{name} of a factorised embedding's weight cannot be set: set the weights of its "
-            f"children {TABLE!r} and {LIFT!r}, or call paramshare.materialize first"
-        )
+        raise _cannot_be_set(name)
+
+    def __setitem__(self, index: object, value: object) -> None:
+        raise _cannot_be_set("rows")
 
     def dense(self) -> Tensor:
         """The product itself."""
@@ -59,9 +59,6 @@ class LiftedTable:
     @property
     def requires_grad(self) -> bool:
         return self.left.requires_grad or self.right.requires_grad
-
-    def __setitem__(self, index: object, value: object) -> None:
-        self.__setattr__("rows", value)
 
     @property
     def data(self) -> LiftedTable:
@@ -99,9 +96,6 @@ class LiftedTable:
     def __matmul__(self, other: Tensor) -> Tensor:
         return self.left @ (self.right @ other)
 
-    def __rmatmul__(self, other: Tensor) -> Tensor:
-        return other @ self.left @ self.right
-
     def __mul__(self, other: Any) -> Any:
         # Scaled, as some embeddings do in every lookup, it still goes through the factors.
         if isinstance(other, int | float):
@@ -135,6 +129,13 @@ class LiftedTable:
         if _is_in_place(name):
             _warn_of_writing(name)
         return function(*_built(args), **{key: _built(value) for key, value in kwargs.items()})
+
+
+def _cannot_be_set(name: str) -> ShareError:
+    return ShareError(
+        f"{name} of a factorised embedding's weight cannot be set: set the weights of its children "
+        f"{TABLE!r} and {LIFT!r}, or call paramshare.materialize first"
+    )
 
 
 def _is_in_place(name: str) -> bool:

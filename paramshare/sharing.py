@@ -130,9 +130,9 @@ def materialize(module: nn.Module) -> nn.Module:
     pools = check_whole(module)
     if not pools:
         raise ShareError(f"nothing in this {type(module).__name__} is shared")
-    for pool in pools:
-        others = [other for other in readers(table_of(pool.embedding)) if other not in pools]
-        if pool.lift is not None and others:
+    factorised = [pool for pool in pools if pool.lift is not None]
+    for pool in factorised:
+        if any(reader not in pools for reader in readers(table_of(pool.embedding))):
             raise ShareError(
                 f"weights outside of this {type(module).__name__} are read from its factorised "
                 f"table {pool.plan.table}; materialize the module that holds them as well"
@@ -143,12 +143,14 @@ def materialize(module: nn.Module) -> nn.Module:
     with ExitStack() as stack:
         for pool in pools:
             stack.callback(pool.leave, pool.enter(training=False, all_groups=True))
-        tables = {pool: _bake_table(pool) for pool in pools if pool.lift is not None}
+        tables = {pool: _bake_table(pool) for pool in factorised}
         baked = [
             (
                 owner,
                 {
-                    name: tables[source.pool] if source.group is None else _bake(owner, name)
+                    name: (
+                        tables[source.pool] if source.group is None else derived.bake(owner, name)
+                    )
                     for name, source in marks.sources(owner).items()
                 },
             )
@@ -156,9 +158,7 @@ def materialize(module: nn.Module) -> nn.Module:
         ]
     for owner, weights in baked:
         derived.restore(owner, weights, pools)
-    gone: list[nn.Module] = [*pools]
-    for pool in pools:
-        gone += [pool.embedding, pool.lift] if pool.lift is not None else []
+    gone = [*pools, *(m for pool in factorised for m in (pool.embedding, pool.lift))]
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
             if any(child is old for old in gone):
@@ -224,13 +224,6 @@ def read_plans(stored: Any) -> list[tuple[str, SharingPlan]]:
         return [(str(s["root"]), SharingPlan.from_dict(s["plan"])) for s in stored]
     except (KeyError, TypeError) as error:
         raise ShareError(f"these are no sharing plans: {error!r}") from None
-
-
-def _bake(owner: nn.Module, name: str) -> Parameter:
-    pool = marks.sources(owner)[name].pool
-    trains = any(p.requires_grad for p in (table_of(pool.embedding), *pool.parameters()))
-    weight = getattr(owner, name).detach().clone(memory_format=torch.contiguous_format)
-    return Parameter(weight, requires_grad=trains)
 
 
 def _bake_table(pool: Pool) -> Parameter:
