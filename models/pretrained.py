@@ -59,7 +59,7 @@ def plans_in_config(model: PreTrainedModel) -> Iterator[None]:
     Only then: several models may have one config, and who builds from it wants a plain one.
     Raises ShareError for a part of a shared module, and for what would not be loaded again.
     """
-    sharings = stored_plans(model)
+    sharings = [plan for plan in stored_plans(model) if not _shares_itself(model, plan["root"])]
     lifted = _lifted(model)
     for target, source in model.all_tied_weights_keys.items():
         if source in lifted and target not in lifted:
@@ -87,6 +87,11 @@ def plans_in_config(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         _remove_plans(model.config)
+
+
+def _shares_itself(model: nn.Module, root: str) -> bool:
+    """Whether the class of what was shared does that in its constructor."""
+    return getattr(model.get_submodule(root), "shares_itself", False)
 
 
 def _remove_plans(config: PreTrainedConfig) -> None:
@@ -340,3 +345,7 @@ def _needed(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if model.get_submodule(name.rpartition(".")[0]) in parts:
             yield name, tensor
+
+
+# Our own classes: one import knows all that can be loaded.
+import paramshare.models.sharebert_pretrained  # noqa: E402, F401

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import paramshare
 from paramshare.errors import ShareError
+from paramshare.report import count_parameters
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,9 +25,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="print the folder of the fairseq plugins",
         description='For fairseq: fairseq-train DATA --user-dir "$(paramshare user-dir)" ...',
     )
-    parser.parse_args(arguments)
-    print(user_dir())
+    imported = commands.add_parser(
+        "import-sharebert",
+        help="convert a checkpoint of the released ShareBERT code",
+        description="Makes a folder for transformers of a checkpoint folder of the released "
+        "ShareBERT code: config.json, pytorch_model.bin, vocab.txt.",
+    )
+    imported.add_argument("folder", type=Path, metavar="DIR")
+    imported.add_argument("out", type=Path, metavar="OUT", help="a folder that does not exist yet")
+    args = parser.parse_args(arguments)
+    try:
+        if args.command == "user-dir":
+            print(user_dir())
+        else:
+            import_sharebert(args.folder, args.out)
+    except ShareError as error:
+        print(f"paramshare {args.command}: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def import_sharebert(folder: Path, out: Path) -> None:
+    """Converts, and says what it made."""
+    try:
+        from paramshare.models import sharebert_released
+    except ImportError as error:
+        raise ShareError(f"{error}") from None
+    model = sharebert_released.import_sharebert(folder, out)
+    encoder = count_parameters(model.bert)
+    print(
+        f"{out}: {type(model).__name__}, {count_parameters(model):,} parameters, "
+        f"{encoder:,} of them the encoder's"
+    )
 
 
 def user_dir() -> Path:

@@ -1,0 +1,171 @@
+"""Checkpoints of the authors' released code, as our `released=True` model for transformers.
+
+The names are those of https://github.com/jchenghu/sharebert (pretraining/modeling.py).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paramshare.errors import ShareError
+from paramshare.models.sharebert_pretrained import (
+    ShareBertConfig,
+    ShareBertForMaskedLM,
+    ShareBertForSequenceClassification,
+    ShareBertModel,
+    ShareBertPreTrainedModel,
+)
+
+WEIGHTS = "pytorch_model.bin"
+
+_NAMES = (
+    (r"bert\.embeddings\.word_embeddings\.weight", "bert.embeddings.tokens.weight"),
+    (r"bert\.embeddings\.position_embeddings\.weight", "bert.embeddings.positions.weight"),
+    (r"bert\.embeddings\.token_type_embeddings\.weight", "bert.embeddings.types.weight"),
+    (r"bert\.embeddings\.pre_factor_norm\.(.+)", r"bert.embeddings.before_lift.\1"),
+    (r"bert\.embeddings\.pos_factor_norm\.(.+)", r"bert.embeddings.after_lift.\1"),
+    (r"bert\.embeddings\.factor_linear\.(.+)", r"bert.embeddings.lift.\1"),
+    # W_F1, of which the virtual table is made: with us the pool's.
+    (r"bert\.embeddings\.factor_linear_all\.weight", "bert.paramshare.projection"),
+    (r"bert\.embeddings\.factor_linear_all\.bias", "bert.paramshare.bias"),
+    (r"bert\.encoder\.FinalLayerNorm\.(.+)", r"bert.norm.\1"),
+    (
+        r"bert\.encoder\.layer\.(\d+)\.block\.self\.(query|key|value)_bias",
+        r"bert.layers.\1.\2.bias",
+    ),
+    (r"bert\.encoder\.layer\.(\d+)\.block\.output\.bias", r"bert.layers.\1.attention_output.bias"),
+    (
+        r"bert\.encoder\.layer\.(\d+)\.PreAttentionLayerNorm\.(.+)",
+        r"bert.layers.\1.attention_norm.\2",
+    ),
+    (
+        r"bert\.encoder\.layer\.(\d+)\.PostAttentionLayerNorm\.(.+)",
+        r"bert.layers.\1.output_norm.\2",
+    ),
+    (r"bert\.encoder\.layer\.(\d+)\.(intermediate|output)\.bias", r"bert.layers.\1.\2.bias"),
+    (r"bert\.pooler\.bias", "bert.pooler.bias"),
+    (r"cls\.predictions\.bias", "head.bias"),
+    (r"cls\.predictions\.transform\.dense_act\.(.+)", r"head.transform.\1"),
+    (r"cls\.predictions\.transform\.LayerNorm\.(.+)", r"head.norm.\1"),
+    (r"cls\.predictions\.decoder\.weight", "head.output.weight"),
+    (r"classifier\.(weight|bias)", r"classifier.\1"),
+)
+
+
+def convert_state(state: Mapping[str, Tensor], pre_norm: bool = True) -> dict[str, Tensor]:
+    """A released state_dict under the names of our transformers classes.
+
+    Post-LN models have a final norm that they never use; it is left out. Raises ShareError for a
+    name that the released model does not have.
+    """
+    converted = {}
+    for name, tensor in state.items():
+        if not pre_norm and ".FinalLayerNorm." in name:
+            continue
+        ours = _our_name(name)
+        converted[ours] = tensor.t().contiguous() if ours.endswith("projection") else tensor
+    return converted
+
+
+def _our_name(name: str) -> str:
+    for theirs, ours in _NAMES:
+        found = re.fullmatch(theirs, name)
+        if found:
+            return found.expand(ours)
+    raise ShareError(f"{name} is no tensor of the released ShareBERT")
+
+
+def import_sharebert(folder: Path, out: Path) -> ShareBertPreTrainedModel:
+    """Converts a checkpoint folder of the released code (config.json, pytorch_model.bin, and the
+    tokenizer's vocab.txt if it is there) to one of transformers, `out`, and returns the model.
+
+    Pretrained models and fine-tuned classifiers. Nothing of the file is run (`weights_only`).
+    Raises ShareError where the folder is not such a checkpoint, or `out` is there already.
+    """
+    if out.exists():
+        raise ShareError(f"{out} exists already: give a folder that does not")
+    options = _options(folder / "config.json")
+    state = convert_state(_state(folder / WEIGHTS), options["pre_norm"])
+    if "classifier.weight" in state:
+        kind: type[ShareBertPreTrainedModel] = ShareBertForSequenceClassification
+        options["num_labels"] = len(state["classifier.weight"])
+    else:
+        kind = ShareBertForMaskedLM if "head.transform.weight" in state else ShareBertModel
+    with torch.device("meta"):
+        model = kind(ShareBertConfig(**options))
+    _check(state, model.state_dict(), folder)
+    model.load_state_dict(state, assign=True)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        whole = Path(temporary) / out.name
+        model.save_pretrained(whole)
+        if (folder / "vocab.txt").is_file():
+            from transformers import BertTokenizer
+
+            BertTokenizer.from_pretrained(folder).save_pretrained(whole)
+        whole.rename(out)
+    return model.eval()
+
+
+def _options(path: Path) -> dict[str, Any]:
+    """Our options for a released config.json."""
+    try:
+        config = json.loads(path.read_text("utf8"))
+        released = {
+            "embedding_size": config["factor_size"],
+            **{
+                name: config[name]
+                for name in (
+                    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+                    *("num_attention_heads", "max_position_embeddings", "type_vocab_size"),
+                    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
+                )
+            },
+            "pre_norm": config["encoder_ln_mode"] == "pre-ln",
+        }
+    except (OSError, ValueError, TypeError) as error:
+        raise ShareError(f"{path} cannot be read: {error}") from None
+    except KeyError as error:
+        raise ShareError(
+            f"{path} has no {error.args[0]}: it is not of the released ShareBERT"
+        ) from None
+    unknown = config.get("layernorm_embedding"), config.get("hidden_act", "gelu") != "gelu"
+    if any(unknown):
+        raise ShareError(f"{path}: layernorm_embedding and activations but gelu are unknown here")
+    labels = {name: config[name] for name in ("id2label", "label2id") if name in config}
+    return {**released, **labels, "released": True}
+
+
+def _state(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ShareError(f"{path} cannot be read as a file of weights: {reason}") from None
+    if not isinstance(state, dict) or not all(isinstance(x, Tensor) for x in state.values()):
+        raise ShareError(f"{path} holds no state_dict")
+    return state
+
+
+def _check(state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
+    for name in expected:
+        if name not in state:
+            raise ShareError(f"{folder / WEIGHTS} has no {name} (by our names)")
+    for name, tensor in state.items():
+        if name not in expected:
+            raise ShareError(f"{folder / WEIGHTS} has {name} (by our names), the model has not")
+        if tensor.shape != expected[name].shape:
+            raise ShareError(
+                f"{name} (by our names) is {tuple(tensor.shape)} in {folder / WEIGHTS}, by its "
+                f"config.json it should be {tuple(expected[name].shape)}"
+            )
