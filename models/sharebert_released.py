@@ -139,9 +139,9 @@ def _options(path: Path) -> dict[str, Any]:
         raise ShareError(
             f"{path} has no {error.args[0]}: it is not of the released ShareBERT"
         ) from None
-    unknown = config.get("layernorm_embedding"), config.get("hidden_act", "gelu") != "gelu"
-    if any(unknown):
-        raise ShareError(f"{path}: layernorm_embedding and activations but gelu are unknown here")
+    for name, known in (("layernorm_embedding", False), ("hidden_act", "gelu")):
+        if config.get(name, known) != known:
+            raise ShareError(f"{path}: {name}={config[name]!r} cannot be converted, only {known!r}")
     labels = {name: config[name] for name in ("id2label", "label2id") if name in config}
     return {**released, **labels, "released": True}
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import paramshare
 from paramshare.errors import ShareError
@@ -33,12 +34,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     imported.add_argument("folder", type=Path, metavar="DIR")
     imported.add_argument("out", type=Path, metavar="OUT", help="a folder that does not exist yet")
+    exported = commands.add_parser(
+        "export-sharebert",
+        help="convert a checkpoint of fairseq-train --arch sharebert",
+        description="Makes a folder for transformers of a checkpoint of fairseq-train with "
+        "--task shared_masked_lm and an --arch of ShareBERT.",
+    )
+    exported.add_argument("checkpoint", type=Path, metavar="CHECKPOINT.pt")
+    exported.add_argument("out", type=Path, metavar="OUT", help="a folder that does not exist yet")
+    exported.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="copy the tokenizer of this folder, if it has the tokens of the checkpoint's dict.txt",
+    )
     args = parser.parse_args(arguments)
     try:
         if args.command == "user-dir":
             print(user_dir())
-        else:
+        elif args.command == "import-sharebert":
             import_sharebert(args.folder, args.out)
+        else:
+            export_sharebert(args.checkpoint, args.out, args.tokenizer)
     except ShareError as error:
         print(f"paramshare {args.command}: {error}", file=sys.stderr)
         return 1
@@ -51,7 +68,19 @@ def import_sharebert(folder: Path, out: Path) -> None:
         from paramshare.models import sharebert_released
     except ImportError as error:
         raise ShareError(f"{error}") from None
-    model = sharebert_released.import_sharebert(folder, out)
+    _report(sharebert_released.import_sharebert(folder, out), out)
+
+
+def export_sharebert(checkpoint: Path, out: Path, tokenizer: Path | None) -> None:
+    """Converts, and says what it made."""
+    try:
+        from paramshare.models import sharebert_fairseq
+    except ImportError as error:
+        raise ShareError(f"{error}") from None
+    _report(sharebert_fairseq.export_sharebert(checkpoint, out, tokenizer), out)
+
+
+def _report(model: Any, out: Path) -> None:
     encoder = count_parameters(model.bert)
     print(
         f"{out}: {type(model).__name__}, {count_parameters(model):,} parameters, "

@@ -1,0 +1,164 @@
+"""ShareBERT between checkpoints of fairseq (task `shared_masked_lm`) and folders of transformers.
+
+The weights are read from rows of the token table, so a token must have the same row in both: `<s>`,
+`<pad>`, `</s>`, `<unk>`, the lines of dict.txt, `<mask>`. fairseq itself is not needed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer
+
+from paramshare.errors import ShareError
+from paramshare.models import sharebert
+from paramshare.models.sharebert_pretrained import ShareBertConfig, ShareBertForMaskedLM
+
+FIRST, LAST = ("<s>", "<pad>", "</s>", "<unk>"), "<mask>"
+
+# A model of other values here computes the same, and may go on from the weights.
+_OF_TRAINING = {
+    *("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *("initializer_range", "table_gradient"),
+}
+
+
+def export_sharebert(
+    checkpoint: Path, out: Path, tokenizer: Path | None = None
+) -> ShareBertForMaskedLM:
+    """Makes a folder for transformers, `out`, of a checkpoint that `fairseq-train --arch sharebert`
+    has written, and returns the model.
+
+    tokenizer: a folder of transformers; the tokenizer is copied, if its ids are the checkpoint's.
+    These are in the dict.txt of the data that it was trained on; where that is not found, only
+    their number is compared, with a warning. Nothing of the files is run (`weights_only`).
+
+    Raises ShareError where the checkpoint is damaged or of another model, the tokenizer does not
+    fit, or `out` is there already.
+    """
+    if out.exists():
+        raise ShareError(f"{out} exists already: give a folder that does not")
+    config, state, data = _read(checkpoint)
+    with torch.device("meta"):
+        model = ShareBertForMaskedLM(config)
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        if name not in state or state[name].shape != tensor.shape:
+            raise ShareError(f"{checkpoint} has no {name} of shape {tuple(tensor.shape)}")
+    model.load_state_dict({name: state[name] for name in expected}, assign=True)
+    copied = None
+    if tokenizer is not None:
+        copied = _tokenizer(tokenizer)
+        _check_tokens(copied, tokenizer, config.vocab_size, _dictionary(data))
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        whole = Path(temporary) / out.name
+        model.save_pretrained(whole)
+        if copied is not None:
+            copied.save_pretrained(whole)
+        whole.rename(out)
+    return model.eval()
+
+
+def fill_from(
+    folder: Path, model: nn.Module, config: sharebert.ShareBertConfig, tokens: Sequence[str]
+) -> None:
+    """Gives `model`, which has the parameters of our ShareBertForMaskedLM by the same names, the
+    weights in a folder of transformers.
+
+    tokens: the model's, in the order of the rows; a tokenizer in the folder must have the same.
+    Raises ShareError where the folder holds no ShareBERT, or another one than `config`.
+    """
+    try:
+        theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ShareError(f"{folder} is no folder of transformers: {_first_line(error)}") from None
+    if not isinstance(theirs, ShareBertConfig):
+        raise ShareError(f"{folder} holds a model of type {theirs.model_type}, not sharebert")
+    for name in (f.name for f in fields(sharebert.ShareBertConfig)):
+        mine, other = getattr(config, name), getattr(theirs, name)
+        if mine != other and name not in _OF_TRAINING:
+            raise ShareError(f"{folder} has {name}={other!r}, the model to be filled {mine!r}")
+    if (folder / "tokenizer_config.json").is_file():
+        _check_tokens(_tokenizer(folder), folder, config.vocab_size, tokens)
+    try:
+        loaded, info = ShareBertForMaskedLM.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ShareError(f"{folder} cannot be loaded: {_first_line(error)}") from None
+    if info["missing_keys"]:
+        raise ShareError(f"{folder} has no {min(info['missing_keys'])}")
+    model.load_state_dict(loaded.state_dict())
+
+
+def _read(path: Path) -> tuple[ShareBertConfig, dict[str, Tensor], str]:
+    """Configuration, state and `data` option of a checkpoint."""
+    try:
+        # The options of fairseq's older parts are a Namespace. What was allowed stays allowed.
+        allowed = {argparse.Namespace} - set(torch.serialization.get_safe_globals())
+        with torch.serialization.safe_globals(list(allowed)):
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise ShareError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+        raise ShareError(f"{path} is damaged, or no checkpoint of fairseq") from None
+    try:
+        options = checkpoint["task_state"]["sharebert"]
+        state, data = checkpoint["model"], checkpoint["cfg"]["task"]["data"]
+    except (KeyError, TypeError, IndexError):
+        options = None
+    if not options:
+        raise ShareError(f"{path} is no checkpoint of fairseq-train --arch sharebert")
+    return ShareBertConfig(**options), state, data
+
+
+def _dictionary(data: str) -> list[str] | None:
+    """The tokens of a checkpoint in the order of their rows, None where its data is not found."""
+    path = Path(data.split(":")[0]) / "dict.txt"
+    if not path.is_file():
+        warnings.warn(
+            f"{path} is not there: only the number of the tokenizer's tokens was compared",
+            stacklevel=3,
+        )
+        return None
+    lines = path.read_text("utf8").splitlines()
+    return [*FIRST, *(line.split(" ")[0] for line in lines), LAST]
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise ShareError(f"{folder} is no folder of a tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ShareError(f"{folder} holds no tokenizer: {_first_line(error)}") from None
+
+
+def _check_tokens(tokenizer: Any, folder: Path, count: int, tokens: Sequence[str] | None) -> None:
+    if len(tokenizer) != count:
+        raise ShareError(
+            f"the tokenizer of {folder} has {len(tokenizer)} tokens, the table {count}"
+        )
+    for row, token in enumerate(tokens or ()):
+        found = tokenizer.convert_ids_to_tokens(row)
+        if found != token:
+            raise ShareError(
+                f"row {row} of the table is {token!r}, for the tokenizer of {folder} {found!r}: "
+                "weights are read from the rows, so their order must be the same"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

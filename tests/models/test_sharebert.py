@@ -1,0 +1,382 @@
+"""ShareBERT by itself: the papers' counts and operations, and plain encoders with its weights."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paramshare
+from paramshare import ShareError
+from paramshare.models.sharebert import (
+    PRESETS,
+    MaskedLMHead,
+    ShareBert,
+    ShareBertConfig,
+    report,
+)
+from paramshare.report import count_parameters
+
+# Of the released code, as its own modules count: encoder, its head, its token table.
+RELEASED = {
+    "small": (4_983_040, 71_735_360, 3_907_584),
+    "base": (13_847_296, 80_599_616, 11_722_752),
+    "large": (27_008_512, 93_760_832, 23_445_504),
+    "light-base": (12_695_296, 45_038_144, 11_722_752),
+    "light-small": (4_245_504, 28_313_664, 3_907_584),
+}
+# GFLOPs of the encoder for 128 tokens. The paper prints 8.85, 5.83 and, for BERT's sizes, 22.34.
+OPERATIONS = {
+    "small": 104.690,
+    "base": 104.690,
+    "large": 52.345,
+    "light-base": 8.858,
+    "light-small": 5.838,
+    "eps": 22.347,
+}
+TINY = {
+    "vocab_size": 200,
+    "embedding_size": 8,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 12,
+}
+DRY: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def tiny(**changes: Any) -> ShareBertConfig:
+    return ShareBertConfig(**{**TINY, **changes})
+
+
+def encoder(seed: int = 0, **changes: Any) -> ShareBert:
+    """With biases and norms that are not zero and one: a mistake in them must show."""
+    torch.manual_seed(seed)
+    model = ShareBert(tiny(**changes)).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            nn.init.normal_(parameter, std=0.5)
+    return model.eval()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Ids, and a mask with padding at either end."""
+    torch.manual_seed(1)
+    mask = torch.ones(3, 10, dtype=torch.long)
+    mask[1, 7:] = 0
+    mask[2, :4] = 0
+    return torch.randint(0, TINY["vocab_size"], (3, 10)), mask
+
+
+def on_meta(config: ShareBertConfig) -> tuple[ShareBert, MaskedLMHead]:
+    with torch.device("meta"):
+        return ShareBert(config), MaskedLMHead(config)
+
+
+# ---------------------------------------------------------------------- the papers' numbers
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_counts(name: str) -> None:
+    encoder_count, with_head, table = RELEASED[name]
+    config = ShareBertConfig.preset(name, released=True)
+    model, head = on_meta(config)
+    assert count_parameters(model) == encoder_count
+    assert count_parameters(model) + count_parameters(head) == with_head
+    assert model.embeddings.tokens.weight.numel() == table
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_counts_are_the_formula(name: str) -> None:
+    """E*F + 2(FH+H) + 2F + 2H + P*H + 2H + 2H + L(9H+I) + H."""
+    c = ShareBertConfig.preset(name, released=True)
+    e, f, h = c.vocab_size, c.embedding_size, c.hidden_size
+    i, p, layers = c.intermediate_size, c.max_position_embeddings, c.num_hidden_layers
+    formula = e * f + 2 * (f * h + h) + 2 * f + 2 * h + p * h + 4 * h + layers * (9 * h + i) + h
+    assert formula == RELEASED[name][0]
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_ours_stores_less_than_the_released_model(name: str) -> None:
+    """No bias of the projection, no columns that nobody reads, no norms around the lift, and a
+    head that is tied."""
+    model, head = on_meta(ShareBertConfig.preset(name))
+    assert count_parameters(model) < RELEASED[name][0]
+    assert count_parameters(model) + count_parameters(head) < 1.1 * RELEASED[name][0]
+    plan = model.sharing.plan
+    assert sum(group.columns for group in plan.groups) == plan.columns
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name: str) -> None:
+    assert round(ShareBertConfig.preset(name).operations(128) / 1e9, 3) == OPERATIONS[name]
+
+
+def test_report_shows_all_counts() -> None:
+    text = report(ShareBertConfig.preset("small"))
+    lines = {line.split("  ")[0].strip(): line for line in text.splitlines()}
+    ours = count_parameters(on_meta(ShareBertConfig.preset("small"))[0])
+    assert f"{ours:,}" in lines["ours"]
+    assert "4,983,040" in lines["released"]
+    assert "71,735,360" in lines["released"]
+    assert "1,075,456" in lines["released"]  # "1.0M outside of embeddings"
+    assert "411,564,032" in lines["not shared"]
+    assert text.endswith("encoder, 128 tokens: 104.690 GFLOPs")
+    assert "released" not in report(ShareBertConfig.preset("eps"))
+
+
+def test_the_wide_eps_model() -> None:
+    """Its encoder takes 1102 of 1152 columns, in the column layout alone, and no pooler fits."""
+    model, _ = on_meta(ShareBertConfig.preset("eps-wide"))
+    groups = model.sharing.plan.groups
+    assert sum(group.columns for group in groups) == 1102
+    assert not any("pooler" in group.name for group in groups)
+    assert round(count_parameters(model) / 1e6, 2) == 42.27
+    for change in ({"layout": "aligned"}, {"share_pooler": True}):
+        with pytest.raises(ShareError, match="the table has 1152"):
+            on_meta(ShareBertConfig.preset("eps-wide", **change))
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 3}, "hidden_size=16 is no multiple of num_attention_heads=3"),
+        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"hidden_size": 16.0}, "hidden_size=16.0"),
+        ({"sharing": "some"}, "sharing='some' is unknown"),
+        ({"sharing": "eps", "released": True}, "no EPS model"),
+        ({"sharing": "eps"}, "the table has 8"),
+        ({"depth": "cycle:2"}, "cycle:2"),
+        ({"blocks": 99}, "blocks=99"),
+    ],
+)
+def test_bad_configurations(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShareError, match=message):
+        ShareBert(tiny(**change))
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ShareError, match="'huge' is unknown: use one of small, base"):
+        ShareBertConfig.preset("huge")
+
+
+def test_released_eps_preset() -> None:
+    with pytest.raises(ShareError, match="no EPS model"):
+        ShareBert(ShareBertConfig.preset("eps", released=True))
+
+
+def test_too_long_an_input() -> None:
+    with pytest.raises(ShareError, match="13 tokens, the model's longest is 12"):
+        encoder()(torch.zeros(1, 13, dtype=torch.long))
+
+
+# ---------------------------------------------------------------------- against plain encoders
+
+
+@pytest.mark.parametrize("sharing", ["veps", "eps", "none"])
+@pytest.mark.parametrize("layout", ["aligned", "column", "token"])
+def test_against_torchs_encoder(sharing: str, layout: str) -> None:
+    """Pre-LN: torch's own layers with the weights that were read from the table."""
+    features = 16 if sharing == "eps" else 8
+    ours = encoder(sharing=sharing, layout=layout, embedding_size=features)
+    ids, mask = batch()
+    found, pooled = ours(ids, mask)
+
+    plain = paramshare.materialize(copy.deepcopy(ours)) if sharing != "none" else ours
+    layer = nn.TransformerEncoderLayer(
+        16, 4, 32, 0.0, nn.functional.gelu, batch_first=True, norm_first=True
+    )
+    theirs = nn.TransformerEncoder(layer, 3, nn.LayerNorm(16), enable_nested_tensor=False).double()
+    with torch.no_grad():
+        for mine, other in zip(plain.layers, theirs.layers, strict=True):
+            attention = other.self_attn
+            heads = (mine.query, mine.key, mine.value)
+            attention.in_proj_weight.copy_(torch.cat([x.weight for x in heads]))
+            attention.in_proj_bias.copy_(torch.cat([x.bias for x in heads]))
+            attention.out_proj.load_state_dict(mine.attention_output.state_dict())
+            other.linear1.load_state_dict(mine.intermediate.state_dict())
+            other.linear2.load_state_dict(mine.output.state_dict())
+            other.norm1.load_state_dict(mine.attention_norm.state_dict())
+            other.norm2.load_state_dict(mine.output_norm.state_dict())
+        theirs.norm.load_state_dict(plain.norm.state_dict())
+        parts = plain.embeddings
+        x = parts.tokens(ids) if sharing == "eps" else parts.lift(parts.tokens(ids))
+        x = parts.norm(x + parts.positions.weight[:10] + parts.types.weight[0])
+        expected = theirs.eval()(x, src_key_padding_mask=mask == 0)
+    real = mask.bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-10)
+    assert not found[~real].any()
+    torch.testing.assert_close(pooled, torch.tanh(plain.pooler(found[:, 0])))
+
+
+def test_against_transformers_bert() -> None:
+    """Post-LN with the lift folded into the table is BERT."""
+    transformers = pytest.importorskip("transformers")
+    ours = encoder(pre_norm=False, layer_norm_eps=1e-12)
+    plain = paramshare.materialize(copy.deepcopy(ours))
+    theirs = transformers.BertModel(
+        transformers.BertConfig(**{**TINY, "layer_norm_eps": 1e-12})
+    ).double()
+    table = plain.embeddings.tokens.weight @ plain.embeddings.lift.weight.T
+    names = {
+        "query": "attention.self.query",
+        "key": "attention.self.key",
+        "value": "attention.self.value",
+        "attention_output": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm",
+        "intermediate": "intermediate.dense",
+        "output": "output.dense",
+        "output_norm": "output.LayerNorm",
+    }
+    with torch.no_grad():
+        theirs.embeddings.word_embeddings.weight.copy_(table)
+        theirs.embeddings.position_embeddings.weight.copy_(plain.embeddings.positions.weight)
+        theirs.embeddings.token_type_embeddings.weight.copy_(plain.embeddings.types.weight)
+        theirs.embeddings.LayerNorm.load_state_dict(plain.embeddings.norm.state_dict())
+        theirs.pooler.dense.load_state_dict(plain.pooler.state_dict())
+        for mine, other in zip(plain.layers, theirs.encoder.layer, strict=True):
+            for name, path in names.items():
+                other.get_submodule(path).load_state_dict(getattr(mine, name).state_dict())
+    ids, mask = batch()
+    types = (torch.arange(10) > 4).long().expand(3, -1)
+    expected = theirs.eval()(ids, mask, types)
+    found, pooled = ours(ids, mask, types)
+    real = mask.bool()
+    torch.testing.assert_close(found[real], expected[0][real], rtol=0, atol=1e-10)
+    rows = real[:, 0]  # the pooler of a row that begins with padding sees padding there
+    torch.testing.assert_close(pooled[rows], expected[1][rows], rtol=0, atol=1e-10)
+
+
+# ---------------------------------------------------------------------- padding
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("change", [{}, {"pre_norm": False}, {"sharing": "none"}])
+def test_without_padding_is_the_same(change: dict[str, Any]) -> None:
+    """Outputs and gradients of packed tokens are those of the padded batch, and of each row."""
+    packed, padded = (encoder(table_gradient=1.0, **change) for _ in range(2))
+    ids, mask = batch()
+    weight = torch.randn(3, 10, 16, dtype=torch.double) * mask[..., None]
+    states: list[Tensor] = []
+    found = packed(ids, mask)[0]
+    expected = padded(ids, mask, hidden_states=states)[0]
+    real = mask.bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-12)
+    (found * weight).sum().backward()
+    (expected * weight).sum().backward()
+    others = gradients(padded)
+    for name, gradient in gradients(packed).items():
+        torch.testing.assert_close(gradient, others[name], rtol=0, atol=1e-10)
+    torch.testing.assert_close(packed(ids[1:2, :7])[0], found[1:2, :7], rtol=0, atol=1e-12)
+    assert len(states) == 4
+
+
+def test_packed_tokens_alone_are_multiplied() -> None:
+    """Of a batch of which half is padding, the layers see half of the rows."""
+    model, seen = encoder(), []
+    model.layers[0].intermediate.register_forward_pre_hook(lambda _, x: seen.append(x[0].shape))
+    ids, mask = batch()
+    model(ids, mask)
+    model(ids, torch.ones_like(mask))
+    assert seen == [(int(mask.sum()), 16), (3, 10, 16)]
+
+
+def test_a_row_of_padding_alone() -> None:
+    ids, mask = batch()
+    mask[1] = 0
+    found, _ = encoder()(ids, mask)
+    assert found.isfinite().all()
+
+
+# ---------------------------------------------------------------------- as a module
+
+
+def test_lists_get_states_and_probabilities() -> None:
+    model = encoder()
+    ids, mask = batch()
+    states: list[Tensor] = []
+    probabilities: list[Tensor] = []
+    last, _ = model(ids, mask, hidden_states=states, attentions=probabilities)
+    assert [x.shape for x in states] == [(3, 10, 16)] * 4
+    assert [x.shape for x in probabilities] == [(3, 4, 10, 10)] * 3
+    torch.testing.assert_close(probabilities[0].sum(-1), torch.ones(3, 4, 10).double())
+    assert not probabilities[0][..., 7:][1].any()
+    torch.testing.assert_close(model.norm(states[-1]), last)
+    real = mask.bool()
+    torch.testing.assert_close(last[real], model(ids, mask)[0][real])
+
+
+def test_embeddings_instead_of_ids() -> None:
+    model = encoder()
+    ids, mask = batch()
+    vectors = model.embeddings.tokens(ids)
+    assert vectors.shape[-1] == 8
+    torch.testing.assert_close(model(None, mask, inputs_embeds=vectors)[0], model(ids, mask)[0])
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_compiles_in_one_graph(released: bool) -> None:
+    model = encoder(released=released)
+    ids, mask = batch()
+    compiled = torch.compile(model, fullgraph=True)
+    real = mask.bool()
+    torch.testing.assert_close(compiled(ids, mask)[0][real], model(ids, mask)[0][real])
+
+
+@pytest.mark.parametrize("change", [{}, {"released": True}, {"depth": "cycle:3"}])
+def test_file(change: dict[str, Any], tmp_path: Path) -> None:
+    model = encoder(**change)
+    paramshare.save_model(model, tmp_path / "model.safetensors")
+    other = encoder(seed=5, **change)
+    paramshare.load_model(other, tmp_path / "model.safetensors")
+    torch.testing.assert_close(other(*batch())[0], model(*batch())[0], rtol=0, atol=0)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert size < 8 * count_parameters(model) + 9000
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_initial_values(released: bool) -> None:
+    """Ours: N(0, 0.02) everywhere. Released: biases stay N(0, 1), the same in all layers."""
+    torch.manual_seed(0)
+    wide = tiny(vocab_size=2000, hidden_size=128, intermediate_size=256, released=released)
+    model = ShareBert(wide)
+    assert abs(model.embeddings.tokens.weight.std() - 0.02) < 0.001
+    first, second = (model.layers[index].intermediate.bias for index in (0, 1))
+    torch.testing.assert_close(first, second)
+    assert abs(first.std() - (1.0 if released else 0.0)) < 0.2
+    # The released code leaves what it carves at 0.0004 * sqrt(F).
+    spread = model.layers[0].query.weight.std()
+    assert abs(spread - (0.0004 * 8**0.5 if released else 0.02)) < (4e-4 if released else 1e-4)
+
+
+def test_head_is_tied_to_the_table() -> None:
+    config = tiny()
+    model, head = ShareBert(config), MaskedLMHead(config)
+    hidden, _ = model(batch()[0])
+    logits = head(hidden, model.embeddings.tokens.weight)
+    assert logits.shape == (3, 10, 200)
+    logits.logsumexp(-1).sum().backward()
+    assert model.embeddings.tokens.weight.grad.abs().sum(1).count_nonzero() == 200
+    assert count_parameters(head) == 16 * 8 + 8 + 2 * 8 + 200
+
+
+def test_every_preset_is_tested() -> None:
+    assert set(PRESETS) == {*RELEASED, "eps", "eps-wide"}
+
+
+def test_changing_a_preset() -> None:
+    config = ShareBertConfig.preset("small", num_hidden_layers=2)
+    assert config == replace(ShareBertConfig.preset("small"), num_hidden_layers=2)
