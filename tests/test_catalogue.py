@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from catalogue import Case, fairseq_models, torch_models, transformers_models
+from tables import check_table
 from torch import Tensor, nn
 
 from paramshare import load_model, materialize, save_model, share_from_embedding
@@ -194,9 +195,4 @@ def test_the_table_in_the_docs(cells, request) -> None:
         lines.append(f"| {' | '.join(row)} |")
     lines += ["", *(f"({n}) {note}." for n, note in enumerate(notes, 1))]
     table = "\n".join(lines) + "\n"
-    begin, end = "<!-- written by tests/test_catalogue.py -->\n", "<!-- end -->\n"
-    text = TABLE.read_text("utf8")
-    head, _, rest = text.partition(begin)
-    if request.config.getoption("--write-tables"):
-        TABLE.write_text(f"{head}{begin}{table}{end}{rest.partition(end)[2]}", "utf8")
-    assert TABLE.read_text("utf8").partition(begin)[2].partition(end)[0] == table
+    check_table(TABLE, "tests/test_catalogue.py", table, request)

@@ -27,15 +27,17 @@ def test_the_call_runs_and_prints_what_it_says(tmp_path: Path) -> None:
 
 def test_transformers_code_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    (code,) = blocks("python", "models/README.md")
+    code = "\n".join(blocks("python", "models/README.md"))
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "compression" in done.stdout
+    assert "released" in done.stdout
     sizes = {
         n: (tmp_path / n / "model.safetensors").stat().st_size
-        for n in ("shared-bert", "plain-bert")
+        for n in ("shared-bert", "plain-bert", "light-small")
     }
     assert 2 * sizes["shared-bert"] < sizes["plain-bert"]
+    assert sizes["light-small"] < 18e6
 
 
 def test_the_fairseq_command_runs(corpus: Path, tmp_path: Path) -> None:

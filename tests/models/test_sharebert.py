@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tables import check_table
 from torch import Tensor, nn
 
 import paramshare
@@ -21,6 +22,8 @@ from paramshare.models.sharebert import (
     report,
 )
 from paramshare.report import count_parameters
+
+TABLE = Path(__file__).parents[2] / "models" / "README.md"
 
 # Of the released code, as its own modules count: encoder, its head, its token table.
 RELEASED = {
@@ -117,6 +120,31 @@ def test_ours_stores_less_than_the_released_model(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations(name: str) -> None:
     assert round(ShareBertConfig.preset(name).operations(128) / 1e9, 3) == OPERATIONS[name]
+
+
+def test_the_table_in_the_docs(request: pytest.FixtureRequest) -> None:
+    """What the presets store; `--write-tables` writes it."""
+    lines = [
+        "| preset | F, H, I, layers | GFLOPs | ours | released | ours, MLM | released, MLM |",
+        "|" + " --- |" * 7,
+    ]
+    for name in PRESETS:
+        ours = ShareBertConfig.preset(name)
+        sizes = (ours.embedding_size, ours.hidden_size, ours.intermediate_size)
+        cells = [name, f"{', '.join(map(str, sizes))}, {ours.num_hidden_layers}"]
+        cells.append(f"{ours.operations(128) / 1e9:.3f}")
+        counts: list[tuple[str, str]] = []
+        for released in (False, True):
+            if released and ours.sharing == "eps":
+                counts.append(("-", "-"))
+                continue
+            model, head = on_meta(replace(ours, released=released))
+            encoder_count = count_parameters(model)
+            whole = encoder_count + count_parameters(head)
+            counts.append((f"{encoder_count:,}", f"{whole:,}"))
+        cells += [count[part] for part in (0, 1) for count in counts]
+        lines.append(f"| {' | '.join(cells)} |")
+    check_table(TABLE, "tests/models/test_sharebert.py", "\n".join(lines) + "\n", request)
 
 
 def test_report_shows_all_counts() -> None:
