@@ -2,6 +2,7 @@
 through which fairseq's commands do that with `--user-dir`."""
 
 import argparse
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -38,4 +39,8 @@ def allow_checkpoints() -> None:
 
 allow_checkpoints()
 
-from paramshare.tasks import translation  # noqa: E402, F401
+# fairseq's --sample-break-mode eos asks numpy for a name that numpy 2 does not have.
+if not hasattr(np, "compat"):
+    np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
+
+from paramshare.tasks import masked_lm, translation  # noqa: E402, F401

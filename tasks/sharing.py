@@ -17,8 +17,11 @@ from paramshare.plan import EXECUTIONS, INITS
 from paramshare.pool import Pool
 from paramshare.report import count_parameters
 from paramshare.rewrite import apply_plan
+from paramshare.sharing import named_pools
 
 logger = logging.getLogger(__name__)
+
+Shares, Layouts = ChoiceEnum(["veps", "eps", "none"]), ChoiceEnum(list(LAYOUTS))
 
 
 # fairseq makes its parser from the types themselves: no postponed annotations here, and Optional.
@@ -26,7 +29,7 @@ logger = logging.getLogger(__name__)
 class ShareConfig(FairseqDataclass):
     """The options of `paramshare.share_from_embedding`."""
 
-    share: ChoiceEnum(["veps", "eps", "none"]) = field(  # type: ignore[valid-type]
+    share: Shares = field(  # type: ignore[valid-type]
         default="veps",
         metadata={
             "help": "where the dense weights are read from: a learned projection of the token "
@@ -39,7 +42,7 @@ class ShareConfig(FairseqDataclass):
             "help": f"which layers of a stack read the same columns: {MAPS}; M distinct layers"
         },
     )
-    share_layout: ChoiceEnum(list(LAYOUTS)) = field(  # type: ignore[valid-type]
+    share_layout: Layouts = field(  # type: ignore[valid-type]
         default="aligned", metadata={"help": "how columns are read as a matrix"}
     )
     share_blocks: Optional[int] = field(
@@ -70,10 +73,11 @@ Plans = dict[str, dict[str, Any]]  # path of what was shared -> its plan, as pla
 
 
 def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
-    """Shares an encoder-decoder model as the options say, and logs what that did.
+    """Shares a model with an encoder, or with that and a decoder, as the options say, and logs what
+    that did.
 
-    The encoder reads the encoder's table and the decoder the decoder's; where these are one,
-    one call allocates for both. Raises ShareError with fairseq's names of the options.
+    The encoder reads the encoder's table and the decoder the decoder's; where there is one, one
+    call allocates for all. Raises ShareError with fairseq's names of the options.
     """
     depth = str(cfg.share_depth)
     try:
@@ -83,9 +87,11 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             f"--share-depth {depth} is unknown: use one of {MAPS} (M distinct layers)"
         ) from None
     if cfg.share == "none":
+        keep_plans_in_checkpoints(model)
         return {}
-    tables = {name: _table(model, name) for name in ("encoder", "decoder")}
-    if tables["encoder"] is tables["decoder"]:
+    sides = ("encoder", "decoder") if hasattr(model, "decoder") else ("encoder",)
+    tables = {name: _table(model, name) for name in sides}
+    if len(set(tables.values())) == 1:
         tables = {"": tables["encoder"]}
     dense = count_parameters(model)
     plans = {}
@@ -108,11 +114,11 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
         except ShareError as error:
             raise ShareError(
                 f"--share {cfg.share} of {path or 'the model'} ({type(root).__name__}): "
-                f"{_in_options(error)} (--share none trains the plain model)"
+                f"{in_options(error)} (--share none trains the plain model)"
             ) from None
-        _keep_plan_in_checkpoints(sharing.pool)
         plans[path] = sharing.plan.to_dict()
         logger.info(f"shared weights of {path or 'the model'}:\n{sharing}")
+    keep_plans_in_checkpoints(model)
     stored = count_parameters(model)
     logger.info(f"parameters: stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}")
     return plans
@@ -122,17 +128,17 @@ def share_again(model: nn.Module, plans: Plans) -> None:
     """Shares a model as it was when `share_model` returned these plans. Raises ShareError."""
     for path, plan in plans.items():
         try:
-            pool = apply_plan(model.get_submodule(path), SharingPlan.from_dict(plan))
+            apply_plan(model.get_submodule(path), SharingPlan.from_dict(plan))
         except ShareError as error:
             raise ShareError(
                 f"the checkpoint's sharing plan does not fit the model that is built: {error}; "
                 "a shared model cannot be loaded with other layers or sizes "
                 "(--encoder-layers-to-keep, --decoder-layers-to-keep, --model-overrides)"
             ) from None
-        _keep_plan_in_checkpoints(pool)
+    keep_plans_in_checkpoints(model)
 
 
-def _in_options(error: ShareError) -> str:
+def in_options(error: ShareError) -> str:
     """The error of the call, with fairseq's names of the options."""
     text = str(error).replace("select=, ", "").replace("virtual=True", "--share veps")
     names = "depth|layout|blocks|virtual_dim|embedding_dim|table_gradient|init|execution"
@@ -140,7 +146,8 @@ def _in_options(error: ShareError) -> str:
 
 
 def _table(model: nn.Module, name: str) -> nn.Module:
-    table = getattr(getattr(model, name, None), "embed_tokens", None)
+    part = getattr(model, name, None)
+    table = getattr(getattr(part, "sentence_encoder", part), "embed_tokens", None)
     if table is None:
         raise ShareError(
             f"{type(model).__name__} has no {name} with a token table (embed_tokens) to read "
@@ -156,9 +163,15 @@ def _table(model: nn.Module, name: str) -> nn.Module:
 _PLAN = "plan_version_1"
 
 
-def _keep_plan_in_checkpoints(pool: Pool) -> None:
-    pool.register_state_dict_post_hook(_write_plan)
-    pool.register_load_state_dict_pre_hook(_check_plan)
+def keep_plans_in_checkpoints(model: nn.Module) -> None:
+    """From now on the model's state has the plans of what is shared in it, and loads no state with
+    others."""
+    pools = [pool for _, pool in named_pools(model)]
+    for pool in pools:
+        pool.register_state_dict_post_hook(_write_plan)
+        pool.register_load_state_dict_pre_hook(_check_plan)
+    if not pools:
+        model.register_load_state_dict_pre_hook(_check_no_plan)
 
 
 def _write_plan(pool: Pool, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
@@ -190,3 +203,17 @@ def _check_plan(
         errors.append(
             f"the checkpoint was made with other --share options: its plan differs in {difference}"
         )
+
+
+def _check_no_plan(
+    model: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    if any(name.endswith(_PLAN) for name in state):
+        errors.append("the checkpoint was made with other --share options: its model is shared")
