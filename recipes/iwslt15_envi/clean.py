@@ -10,6 +10,9 @@ import re
 import unicodedata
 from typing import NamedTuple
 
+import plain
+from plain import split_sentences
+
 ENGLISH_WORDS = (3, 60)
 VIETNAMESE_WORDS = (3, 80)
 MAX_PLACEHOLDERS = 1  # a side
@@ -59,7 +62,6 @@ _PLACEHOLDER = re.compile(
     """,
     re.VERBOSE,
 )
-_SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+""")
 
 
 class Pair(NamedTuple):
@@ -76,12 +78,7 @@ def strip_markup(text: str) -> str:
 
 def normalise(text: str) -> str:
     """NFC, without footnote marks and invisible characters; single spaces."""
-    text = _FOOTNOTE.sub(" ", unicodedata.normalize("NFC", text))
-    # Soft hyphens and zero-width spaces (category Cf) would be pieces of their own. Tabs and line
-    # feeds are control characters (Cc) too, so they become spaces first.
-    text = " ".join(text.split())
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf"))
-    return " ".join(text.split())
+    return plain.normalise(_FOOTNOTE.sub(" ", unicodedata.normalize("NFC", text)))
 
 
 def strip_accelerator(text: str) -> str:
@@ -90,16 +87,6 @@ def strip_accelerator(text: str) -> str:
     A text with several marks has names with underscores, and is left alone.
     """
     return _ACCELERATOR.sub("", text) if len(_ACCELERATOR.findall(text)) == 1 else text
-
-
-def split_sentences(text: str) -> list[str]:
-    """Cut after . ! ? or … where the next word does not start with a lower-case letter."""
-    sentences, start = [], 0
-    for end in _SENTENCE_END.finditer(text):
-        if end.end() < len(text) and not text[end.end()].islower():
-            sentences.append(text[start : end.end()].strip())
-            start = end.end()
-    return [*sentences, text[start:].strip()]
 
 
 def sentence_pairs(en: str, vi: str) -> list[Pair]:

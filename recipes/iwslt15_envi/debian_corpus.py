@@ -1,22 +1,15 @@
 """A real English-Vietnamese corpus out of Debian's packages: documentation and its translations.
 
-Packages are fetched and unpacked by Debian's own tools, without root and without touching the
-system's package lists. `SOURCES` says which packages hold what.
+`SOURCES` says which packages hold what.
 """
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from debian import TOOLS, Packages, has_tools, unpacked
 from extract import RawPair, catalogue, json_messages, pages_by_id, pages_in_order
-from stages import Say, UserError, only_one, scratch
-
-
-class PackageMissing(Exception):
-    """A package could not be had; the message is the reason."""
+from stages import PackageMissing, Say, UserError, only_one
 
 
 class Source(NamedTuple):
@@ -98,12 +91,11 @@ def raw_pairs(cache: Path, say: Say) -> tuple[dict[str, list[RawPair]], list[str
 
     UserError if Debian's tools are missing, or a required source is.
     """
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise UserError(
-                f"{tool} is not on this machine, so the Debian packages cannot be had; run this on"
-                " Debian or Ubuntu, or give a folder with the IWSLT15 files: --data DIR"
-            )
+    if not has_tools():
+        raise UserError(
+            f"{' and '.join(TOOLS)} are not on this machine, so the Debian packages cannot be had;"
+            " run this on Debian or Ubuntu, or give a folder with the IWSLT15 files: --data DIR"
+        )
     packages = Packages(cache, say)
     found: dict[str, list[RawPair]] = {}
     missing: list[str] = []
@@ -125,76 +117,8 @@ def raw_pairs(cache: Path, say: Say) -> tuple[dict[str, list[RawPair]], list[str
     return found, missing
 
 
-class Packages:
-    """Debian packages in `cache`, downloaded when they are asked for the first time."""
-
-    def __init__(self, cache: Path, say: Say) -> None:
-        self._archives = cache / "archives"
-        self._apt = cache / "apt"
-        self._say = say
-        self._lists_are_fresh = False
-
-    def get(self, name: str) -> Path:
-        """The path of the .deb; PackageMissing if it cannot be downloaded."""
-        self._archives.mkdir(parents=True, exist_ok=True)
-        kept = sorted(self._archives.glob(f"{name}_*.deb"))
-        if kept:
-            return kept[-1]
-        if not self._lists_are_fresh:
-            self._say("apt-get update (into the cache folder, not the system's lists)")
-            self._apt_get("update", cwd=self._apt)
-            self._lists_are_fresh = True
-        self._say(f"downloading {name}")
-        # apt-get writes into the current folder, so it gets one of its own.
-        with scratch(self._archives, "download") as folder:
-            self._apt_get("download", name, cwd=folder)
-            (archive,) = folder.glob("*.deb")
-            return archive.rename(self._archives / archive.name)
-
-    def _apt_get(self, *arguments: str, cwd: Path) -> None:
-        for folder in ("state/lists/partial", "cache/archives/partial"):
-            (self._apt / folder).mkdir(parents=True, exist_ok=True)
-        # An empty list of installed packages: what this machine has installed does not matter.
-        (self._apt / "status").touch()
-        options = {
-            "Dir::State": self._apt / "state",
-            "Dir::State::Lists": self._apt / "state/lists",
-            "Dir::State::status": self._apt / "status",
-            "Dir::Cache": self._apt / "cache",
-            "Acquire::Languages": "none",
-            "Acquire::Retries": "3",
-            # Only root switches to the user _apt, who cannot write here.
-            "APT::Sandbox::User": "root",
-        }
-        command = ["apt-get", "-q"]
-        for key, value in options.items():
-            command += ["-o", f"{key}={value}"]
-        run = subprocess.run(
-            [*command, *arguments],
-            cwd=cwd,
-            env={**os.environ, "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-        )
-        if run.returncode != 0:
-            raise PackageMissing(f"apt-get {' '.join(arguments)} failed:\n{run.stderr.strip()}")
-        # An index that cannot be had is only a warning to apt-get update.
-        for line in run.stderr.splitlines():
-            self._say(f"apt-get: {line}")
-
-
 def _read(source: Source, archives: list[Path], cache: Path) -> list[RawPair]:
-    """Unpacks into a folder that is gone afterwards (hundreds of megabytes), and reads."""
-    with scratch(cache, "unpacked") as root:
-        for archive in archives:
-            run = subprocess.run(
-                ["dpkg-deb", "-x", str(archive), str(root)], capture_output=True, text=True
-            )
-            if run.returncode != 0:
-                raise UserError(
-                    f"{archive} cannot be unpacked; delete it and run the same command again:\n"
-                    f"{run.stderr.strip()}"
-                )
+    with unpacked(archives, cache) as root:
         pairs = list(source.read(root))
     if not pairs:
         raise PackageMissing(f"no pairs in {', '.join(a.name for a in archives)}")

@@ -8,16 +8,17 @@ that was interrupted is continued by the same command.
 """
 
 import argparse
-import importlib.util
 import shlex
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
-from stages import UserError, code_digest, only_one, run_stage, text_digest
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from script import Narrator, check_installed, run_script
+from stages import code_digest, only_one, run_stage, text_digest
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parents[1] / "data"
 NEEDED = {"rich": "rich", "sentencepiece": "sentencepiece", "fairseq_cli": "fairseq-fixed"}
 
 
@@ -65,38 +66,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def check_installed() -> None:
-    absent = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if absent:
-        raise UserError(f"not installed: {', '.join(absent)}; pip install {' '.join(absent)}")
-
-
 def prepare(args: argparse.Namespace) -> None:
     # Not at the top of the file, so that --help and the message above need nothing installed.
     import corpus
     import iwslt15
     import pieces
     import report
-    from rich.console import Console
-    from rich.markup import escape
 
-    console = Console()
-    started = time.monotonic()
-
-    # On a terminal a spinner shows what is being done; elsewhere there are only the lines.
-    status = console.status("preparing")
-
-    def say(line: str) -> None:
-        status.update(escape(line[:60]))
-        console.print(
-            f"[{time.monotonic() - started:5.1f} s] {line}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
-
+    narrator = Narrator("preparing")
+    console, say = narrator.console, narrator.say
     out, cache = args.out.resolve(), args.cache.resolve()
-    raw_code = code_digest("clean.py", "corpus.py", "debian_corpus.py", "extract.py", "iwslt15.py")
+    raw_code = code_digest(
+        HERE,
+        *("clean.py", "corpus.py", "debian_corpus.py", "extract.py", "iwslt15.py"),
+        "../common/plain.py",
+    )
     if args.data is None:
         raw_settings = {"corpus": "debian", "code": raw_code}
         fill_raw = partial(corpus.from_debian, cache=cache, say=say)
@@ -107,7 +91,7 @@ def prepare(args: argparse.Namespace) -> None:
         fill_raw = partial(corpus.from_iwslt15, data=args.data)
 
     text, model, cut, binary = (out / name for name in ("raw", "spm", "pieces", "bin"))
-    with only_one(out), status:
+    with only_one(out), narrator:
         raw = run_stage(
             text,
             raw_settings,
@@ -119,7 +103,7 @@ def prepare(args: argparse.Namespace) -> None:
         settings = {
             "text": text_digest(text),
             "vocab_size": args.vocab_size,
-            "code": code_digest("pieces.py"),
+            "code": code_digest(HERE, "pieces.py"),
         }
         run_stage(
             model,
@@ -158,16 +142,12 @@ def prepare(args: argparse.Namespace) -> None:
 
 def main() -> int:
     args = parse()
-    try:
-        check_installed()
+
+    def body() -> None:
+        check_installed(NEEDED)
         prepare(args)
-    except (UserError, OSError) as error:  # OSError: no space, no permission; it names the file
-        print(f"prepare.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("prepare.py: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
+
+    return run_script("prepare.py", body)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import sacrebleu
 import sentencepiece
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from stages import read_lines, write_lines
 
 from paramshare.cli import user_dir

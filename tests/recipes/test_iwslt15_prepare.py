@@ -13,32 +13,17 @@ import tarfile
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loading import RECIPES, load
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "iwslt15_envi"
-PREPARE = RECIPE / "prepare.py"
-
-
-def load(*names: str) -> list[ModuleType]:
-    """Modules of the recipe, imported as its scripts import them: by bare name, from its folder.
-
-    They leave sys.modules again, because other recipes have files of the same names.
-    """
-    own = {path.stem for path in RECIPE.glob("*.py")}
-    before = {name: sys.modules.pop(name) for name in own & set(sys.modules)}
-    sys.path.insert(0, str(RECIPE))
-    try:
-        return [importlib.import_module(name) for name in names]
-    finally:
-        sys.path.remove(str(RECIPE))
-        for name in own & set(sys.modules):
-            del sys.modules[name]
-        sys.modules.update(before)
+RECIPE = "iwslt15_envi"
+PREPARE = RECIPES / RECIPE / "prepare.py"
 
 
-clean, extract, iwslt15, stages, prepare = load("clean", "extract", "iwslt15", "stages", "prepare")
+clean, extract, iwslt15, stages, prepare = load(
+    RECIPE, "clean", "extract", "iwslt15", "stages", "prepare"
+)
 Pair = clean.Pair
 
 needs_all = pytest.mark.skipif(

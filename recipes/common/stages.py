@@ -24,11 +24,15 @@ class UserError(Exception):
     """Something the user can cure; the message says what and how, and is all that is printed."""
 
 
-def code_digest(*names: str) -> str:
-    """A short digest of files of this recipe, so that data made by older rules is not reused."""
+class PackageMissing(Exception):
+    """A package could not be had; the message is the reason. Who can do without it catches it."""
+
+
+def code_digest(recipe: Path, *names: str) -> str:
+    """A short digest of files of a recipe, so that data made by older rules is not reused."""
     digest = hashlib.sha256()
     for name in names:
-        digest.update((Path(__file__).parent / name).read_bytes())
+        digest.update((recipe / name).read_bytes())
     return digest.hexdigest()[:16]
 
 

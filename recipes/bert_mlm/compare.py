@@ -1,0 +1,196 @@
+"""Trains all models of the comparison on the same text and judges them, in one command.
+
+    python recipes/bert_mlm/compare.py              # the whole; about four hours on two cores
+    python recipes/bert_mlm/compare.py --show       # only the table and the plot
+
+First short probes choose every model's learning rate, and ShareBERT's table gradient; then all are
+pretrained, with the same steps and tokens, finetuned with two seeds, and measured. ShareBERT and
+the rival next to it get a second seed. Every finished run is a line of probes.jsonl or
+results.jsonl beside this file and is not repeated. The same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+import lineup
+import report
+from pretrain import DATA
+from script import run_script
+from stages import UserError
+
+HERE = Path(__file__).resolve().parent
+STEPS, PROBE_STEPS = 8000, 1000
+RATES = (1e-3, 2e-3, 4e-3)
+GRADIENTS = (0.03, 0.3, 1.0)  # beside the default, 0.1
+# The others are variants of "share" and take its settings.
+PROBED = ("bert", "share-eps", "share", "bert-narrow", "albert", "low-rank")
+SAME_SIZE = ("bert-narrow", "albert", "low-rank")
+SPLITS = ("train", "dev", "test")
+FINETUNING_SEEDS = (1, 2)
+FINETUNING = ("--epochs", "3", "--lr", "2e-4", "--batch", "32", "--precision", "bf16")
+
+Row = dict[str, Any]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    about, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", default=DATA, help="of prepare.py (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="of the models (default: DATA/models)"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", default=HERE, help="of the lines (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help="%(default)s")
+    parser.add_argument(
+        "--probe-steps", type=int, metavar="N", default=PROBE_STEPS, help="%(default)s"
+    )
+    parser.add_argument("--models", nargs="+", metavar="NAME", default=list(lineup.LINEUP))
+    parser.add_argument("--show", action="store_true", help="train nothing, show what there is")
+    return parser.parse_args(arguments)
+
+
+class Comparison:
+    """The runs, each of which is made once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.models = (args.out or args.data / "models").resolve()
+        self.models.mkdir(parents=True, exist_ok=True)
+        self.probes = report.read(args.results / "probes.jsonl")
+        self.rows = report.read(args.results / "results.jsonl")
+
+    # ------------------------------------------------------------------ probes
+
+    def settings(self, name: str) -> Row:
+        """Learning rate and table gradient of a model, from the probes with the lowest loss."""
+        probed = name if name in PROBED else "share"
+        trials = [{"lr": lr, "table_gradient": None} for lr in RATES]
+        best = min((self.probe(probed, **trial) for trial in trials), key=_loss)
+        if probed.startswith("share"):
+            trials = [{"lr": best["lr"], "table_gradient": x} for x in GRADIENTS]
+            best = min([best, *(self.probe(probed, **trial) for trial in trials)], key=_loss)
+        return {name: best[name] for name in ("lr", "table_gradient")}
+
+    def probe(self, name: str, **settings: Any) -> Row:
+        row = {"model": name, "steps": self.args.probe_steps, **settings}
+        for done in self.probes:
+            if row.items() <= done.items():
+                return done
+        folder = self.models / "probe"
+        shutil.rmtree(folder, ignore_errors=True)
+        self.pretrain(name, folder, row)
+        row["mlm_loss"] = self.measure(folder, "mlm")["mlm"]["loss"]
+        shutil.rmtree(folder)
+        self.keep(self.probes, row, "probes.jsonl")
+        return row
+
+    # ------------------------------------------------------------------ rows
+
+    def row(self, name: str, seed: int) -> Row:
+        wanted = {"model": name, "seed": seed, "steps": self.args.steps}
+        for done in self.rows:
+            if wanted.items() <= done.items():
+                return done
+        row: Row = {**wanted, **self.settings(name)}
+        folder = self.models / f"{name}-{seed}"
+        row["command"] = self.pretrain(name, folder, row)
+        row.update(report.sizes(folder))
+        found = self.measure(folder, "mlm,words,analogies")
+        row["mlm_loss"], row["mlm_accuracy"] = (found["mlm"][x] for x in ("loss", "accuracy"))
+        for measure in ("WordSim-353", "SimLex-999"):
+            row[measure] = found[measure]["table"]
+        row["analogies"] = found["analogies"]["accuracy"]
+        row["finetuned"] = [self.finetune(folder, number) for number in FINETUNING_SEEDS]
+        self.keep(self.rows, row, "results.jsonl")
+        return row
+
+    def pretrain(self, name: str, folder: Path, row: Row) -> str:
+        options = ["--steps", row["steps"], "--lr", row["lr"], "--seed", row.get("seed", 1)]
+        if row["table_gradient"] is not None:
+            options += ["--table-gradient", row["table_gradient"]]
+        run("pretrain", name, "--out", folder, "--data", self.args.data, *options)
+        return shlex.join(["pretrain.py", name, *map(str, options)])
+
+    def measure(self, folder: Path, only: str) -> Row:
+        figures = self.models / "figures.json"
+        run("evaluate", folder, "--data", self.args.data, "--only", only, "--json", figures)
+        return json.loads(figures.read_text("utf-8"))[str(folder)]
+
+    def finetune(self, folder: Path, seed: int) -> float:
+        """Accuracy on the test snippets, %."""
+        out = self.models / "finetuned" / f"{folder.name}-{seed}"
+        data = self.args.data / "labelled"
+        files = [part for split in SPLITS for part in (f"--{split}", data / f"{split}.jsonl")]
+        run("finetune", folder, "--out", out, *files, "--seed", seed, *FINETUNING)
+        return json.loads((out / "results.json").read_text("utf-8"))["test"]["accuracy"]
+
+    def time(self) -> None:
+        """Gives the rows the speed of their models, all measured in one run."""
+        if all("speed" in row for row in self.rows):
+            return
+        folders = {row["model"]: self.models / f"{row['model']}-1" for row in self.rows}
+        speeds = report.speeds(folders)
+        for row in self.rows:
+            row["speed"] = speeds[row["model"]] / max(speeds.get("bert", 0), 1e-9)
+        report.write(self.args.results / "results.jsonl", self.rows)
+
+    def keep(self, rows: list[Row], row: Row, name: str) -> None:
+        rows.append(row)
+        report.write(self.args.results / name, rows)
+        print(json.dumps(row), flush=True)
+
+
+def run(script: str, *arguments: object) -> None:
+    """A script of this folder, in this process, which has imported what it needs. UserError where
+    it fails; it has said why."""
+    command = [str(argument) for argument in arguments]
+    print("+", shlex.join([f"{script}.py", *command]), flush=True)
+    if import_module(script).main(command):
+        raise UserError(f"{script}.py failed, see above; the same command goes on from here")
+
+
+def _loss(row: Row) -> float:
+    return row["mlm_loss"]
+
+
+def compare(args: argparse.Namespace) -> None:
+    for name in args.models:
+        if name not in lineup.LINEUP:
+            raise UserError(f"--models {name} is unknown: use some of {', '.join(lineup.LINEUP)}")
+    comparison = Comparison(args)
+    if not args.show:
+        for name in args.models:
+            comparison.settings(name)
+        rows = {name: comparison.row(name, 1) for name in args.models}
+        rivals = [row for name, row in rows.items() if name in SAME_SIZE]
+        if "share" in rows and rivals:
+            comparison.row("share", 2)
+            comparison.row(min(rivals, key=_loss)["model"], 2)
+        comparison.time()
+    if not comparison.rows:
+        raise UserError(f"{args.results} has no results.jsonl yet: leave --show out")
+    report.show(comparison.rows, args.results)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    return run_script("compare.py", lambda: compare(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Finetunes a model on labelled texts: a GLUE task, or files of your own.
+
+    python recipes/bert_mlm/finetune.py MODEL --out DIR \\
+        --train data/bert_mlm/labelled/train.jsonl --dev data/bert_mlm/labelled/dev.jsonl
+    python recipes/bert_mlm/finetune.py MODEL --out DIR --glue mrpc --glue-dir glue_data
+
+MODEL is a folder that AutoModelForSequenceClassification loads. The new folder is one, too; its
+results.json has the scores on the dev and the test texts after the last epoch. The defaults are the
+paper's. An interrupted training goes on by the same command; torchrun and accelerate launch work.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+import examples
+import training
+from classifying import Classifier, describe
+from script import run_script
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    about, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of a pretrained model")
+    examples.add_options(parser)
+    training.add_options(parser, epochs=5, lr=5e-5, batch=64, warmup=50)
+    return parser.parse_args(arguments)
+
+
+def finetune(args: argparse.Namespace) -> None:
+    data = examples.load(args)
+    training.say(data.describe())
+    classifier = Classifier(args.model, data, args)
+    made_from = {"model": training.digest(args.model), "data": training.digest_of(data.splits)}
+    results = training.begin(args.out, training.settings_of(args, **made_from))
+    training.say(describe(results or classifier.train()))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    return run_script("finetune.py", lambda: finetune(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Pretrains a small BERT as a masked language model, on the blocks that prepare.py made.
+
+    python recipes/bert_mlm/pretrain.py share --out data/bert_mlm/models/share
+    python recipes/bert_mlm/pretrain.py base --data DIR --out DIR         # the paper's, on a GPU
+    torchrun --nproc-per-node 8 recipes/bert_mlm/pretrain.py base --data DIR --out DIR
+
+The papers' models (small, base, large, light-base, light-small, eps, eps-wide) are trained with
+their settings, those of the comparison (README.md) with small ones. OUT appears when it is
+finished: a folder that transformers loads. Until then checkpoints are in OUT.partial; a run that
+was interrupted is continued by the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from script import check_installed, run_script
+from stages import UserError
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "bert_mlm"
+NEEDED = {"transformers": "transformers", "accelerate": "accelerate"}
+PRECISIONS = ("bf16", "fp16", "fp32")
+
+
+@dataclass
+class Settings:
+    """The paper's (README of the released code), of a batch that 16 steps of 250 make."""
+
+    steps: int = 23_000
+    batch: int = 4000
+    micro_batch: int = 250
+    lr: float = 1e-3
+    warmup: float = 0.06  # share of the steps
+    weight_decay: float = 0.01
+    clip: float = 0.5
+
+
+# Some minutes a model on two cores.
+SMALL = Settings(steps=8000, batch=16, micro_batch=16, lr=2e-3)
+HELP = {
+    "steps": "updates",
+    "batch": "blocks of an update, on all devices together",
+    "micro_batch": "blocks that a device takes at once",
+    "lr": "peak learning rate; it falls to zero linearly",
+    "warmup": "share of the steps in which the learning rate rises",
+    "weight_decay": "AdamW's, not of biases and norms",
+    "clip": "largest norm of the gradient",
+}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    about, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", metavar="MODEL", help="a name, see README.md")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", default=DATA, help="of prepare.py (%(default)s)"
+    )
+    for field in fields(Settings):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            metavar="N",
+            help=f"{HELP[field.name]} (the paper: {field.default}, the comparison: "
+            f"{getattr(SMALL, field.name)})",
+        )
+    parser.add_argument(
+        "--table-gradient",
+        type=float,
+        metavar="X",
+        help="ShareBERT: share of the weights' gradient that reaches the table",
+    )
+    parser.add_argument("--whole-words", action="store_true", help="mask whole words")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--save-every", type=int, default=500, metavar="N", help="updates (default: %(default)s)"
+    )
+    return parser.parse_args(arguments)
+
+
+def settings_of(args: argparse.Namespace, small: bool) -> Settings:
+    """Those of the model's kind, and what was said otherwise. UserError where that is nonsense."""
+    default = SMALL if small else Settings()
+    chosen = {
+        f.name: getattr(default, f.name) if getattr(args, f.name) is None else getattr(args, f.name)
+        for f in fields(Settings)
+    }
+    for name, value in chosen.items():
+        if value < 0 or (value == 0 and name not in ("warmup", "weight_decay")):
+            raise UserError(f"--{name.replace('_', '-')} {value} is out of range")
+    if chosen["warmup"] > 1:
+        raise UserError(f"--warmup {chosen['warmup']} is a share of the steps: use 0 to 1")
+    return Settings(**chosen)
+
+
+def pretrain(args: argparse.Namespace) -> None:
+    import lineup
+    import torch
+    from masking import Blocks, Masks, load_blocks
+    from torch.utils.data import SequentialSampler
+    from transformers import (
+        AutoModelForMaskedLM,
+        AutoTokenizer,
+        Trainer,
+        TrainingArguments,
+        set_seed,
+    )
+
+    from paramshare import ShareError
+
+    if args.out.exists():
+        print(f"{args.out} is there: finished before")
+        return
+    settings = settings_of(args, args.model in lineup.LINEUP)
+    blocks = load_blocks(args.data / "blocks", "train")
+    length = blocks[0].shape[1]
+    tokenizer = AutoTokenizer.from_pretrained(args.data / "tokenizer")
+    config = lineup.configuration(args.model, len(tokenizer), length)
+    if args.table_gradient is not None:
+        config.table_gradient = args.table_gradient
+    set_seed(args.seed)
+    try:
+        model = AutoModelForMaskedLM.from_config(config)
+    except ShareError as error:
+        raise UserError(f"{args.model}: {error}") from None
+    devices = int(os.environ.get("WORLD_SIZE", 1))
+    accumulate, rest = divmod(settings.batch, settings.micro_batch * devices)
+    if rest or not accumulate:
+        raise UserError(
+            f"--batch {settings.batch} is no multiple of --micro-batch {settings.micro_batch} "
+            f"times {devices} devices"
+        )
+    cuda = torch.cuda.is_available()
+    partial = args.out.with_name(f"{args.out.name}.partial")
+    arguments = TrainingArguments(
+        output_dir=str(partial / "checkpoints"),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=accumulate,
+        learning_rate=settings.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=round(settings.warmup * settings.steps),
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.clip,
+        adam_beta1=0.9,
+        adam_beta2=0.98,
+        adam_epsilon=1e-6,
+        bf16=args.precision == "bf16",
+        fp16=args.precision == "fp16",
+        seed=args.seed,
+        logging_steps=max(1, min(100, settings.steps // 20)),
+        save_steps=args.save_every,
+        save_total_limit=2,
+        dataloader_num_workers=4 if cuda else 0,
+        dataloader_pin_memory=cuda,
+        use_cpu=not cuda,
+        ddp_find_unused_parameters=False,
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),
+    )
+
+    class InOrder(Trainer):
+        """The data set has the order of the run already."""
+
+        def _get_train_sampler(self, *_: object) -> SequentialSampler:
+            return SequentialSampler(examples)  # type: ignore[arg-type]
+
+    masks = Masks(tokenizer, args.whole_words)
+    examples = Blocks(blocks, masks, args.seed, settings.steps * settings.batch)
+    trainer = InOrder(model=model, args=arguments, train_dataset=examples)
+    if trainer.is_world_process_zero():
+        sharing = getattr(getattr(model, "bert", None), "sharing", None)
+        print(sharing or f"{model.num_parameters():,} parameters, not shared")
+        seen = settings.steps * settings.batch * length
+        print(f"{settings}\n{seen:,} tokens, of {sum(map(len, blocks)) * length:,}")
+    trainer.train(resume_from_checkpoint=last_checkpoint(partial / "checkpoints"))
+    if trainer.is_world_process_zero():
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        run = {"model": args.model, "settings": vars(settings), "log": trainer.state.log_history}
+        (partial / "pretraining.json").write_text(json.dumps(run, indent=1) + "\n", "utf-8")
+        shutil.rmtree(partial / "checkpoints")
+        partial.rename(args.out)
+        print(f"{args.out} is finished")
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The last whole one: its state is written last. What a killed run left half goes."""
+    whole = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        try:
+            json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
+            whole.append(checkpoint)
+        except (OSError, ValueError):
+            shutil.rmtree(checkpoint)
+    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return None if last is None else str(last)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+
+    def body() -> None:
+        check_installed(NEEDED)
+        pretrain(args)
+
+    return run_script("pretrain.py", body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The comparison's lines, its table in README.md, and its picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+import lineup
+import torch
+from folders import load_model
+from masking import IGNORED, RATE
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import AdamW
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from paramshare.report import count_parameters
+
+START, END = "<!-- written by compare.py -->", "<!-- end -->"
+Row = dict[str, Any]
+
+
+def read(path: Path) -> list[Row]:
+    return (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    )
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    part = path.with_name(f".{path.name}")
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    part.replace(path)
+
+
+def sizes(folder: Path) -> Row:
+    """What a pretrained model stores, but for its untrained pooler, and the floating-point
+    operations of its encoder for one full block, as torch counts them: without the generation of
+    weights, which are kept in inference."""
+    whole = load_model(AutoModelForMaskedLM, folder)
+    encoder = load_model(AutoModel, folder).eval()
+    stored = count_parameters(whole)
+    stored -= sum(p.numel() for p in whole.parameters() if not p.requires_grad)
+    block = torch.zeros(1, encoder.config.max_position_embeddings, dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    # The fused attention would count as nothing.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        encoder(block)
+        with counter:
+            encoder(block)
+    return {"stored": stored, "operations": counter.get_total_flops()}
+
+
+def speeds(folders: dict[str, Path], batch: int = 16, steps: int = 5) -> dict[str, float]:
+    """Tokens a second of training steps, medians of rounds in which the models take turns."""
+    models = {name: load_model(AutoModelForMaskedLM, folder) for name, folder in folders.items()}
+    length = min(model.config.max_position_embeddings for model in models.values())
+    ids = torch.randint(5, 1000, (batch, length))
+    labels = torch.where(torch.rand(ids.shape) < RATE, ids, IGNORED)
+    optimizers = {name: AdamW(model.parameters()) for name, model in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(7):
+        for name, model in models.items():
+            start = perf_counter()
+            for _ in range(steps):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model.train()(input_ids=ids, labels=labels).loss
+                loss.backward()
+                optimizers[name].step()
+                optimizers[name].zero_grad()
+            times[name].append(perf_counter() - start)
+    return {name: steps * batch * length / median(found) for name, found in times.items()}
+
+
+def show(rows: list[Row], folder: Path) -> None:
+    """Prints the table, and writes it into README.md and the plot to results.png in `folder`."""
+    text = table(rows)
+    print(text)
+    readme = folder / "README.md"
+    if readme.exists():
+        before, _, rest = readme.read_text("utf-8").partition(START)
+        _, _, after = rest.partition(END)
+        part = readme.with_name(".README.md")
+        part.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
+        part.replace(readme)
+    plot(rows, folder / "results.png")
+
+
+def table(rows: list[Row]) -> str:
+    """In Markdown: one line a model, seeds apart."""
+    head = (
+        "model",
+        "seed",
+        "stored",
+        "MFLOPs a block",
+        "speed",
+        "masked tokens: loss",
+        "accuracy, %",
+    )
+    head += ("WordSim-353", "SimLex-999", "analogies, %", "snippets: accuracy, %")
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    order = list(lineup.LINEUP)
+    for row in sorted(rows, key=lambda row: (order.index(row["model"]), row["seed"])):
+        tuned = row["finetuned"]
+        cells = (
+            lineup.LINEUP[row["model"]][0],
+            str(row["seed"]),
+            f"{row['stored']:,}",
+            f"{row['operations'] / 1e6:.0f}",
+            f"{row['speed']:.2f}" if "speed" in row else "",
+            f"{row['mlm_loss']:.3f}",
+            f"{row['mlm_accuracy']:.1f}",
+            f"{row['WordSim-353']:.1f}",
+            f"{row['SimLex-999']:.1f}",
+            f"{row['analogies']:.1f}",
+            f"{mean(tuned):.1f} ({', '.join(f'{x:.1f}' for x in tuned)})",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Loss against what is stored."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for row in rows:
+        label = lineup.LINEUP[row["model"]][0]
+        color = "C3" if row["model"].startswith("share") else "C0"
+        axes.scatter(row["stored"], row["mlm_loss"], color=color)
+        axes.annotate(
+            label,
+            (row["stored"], row["mlm_loss"]),
+            xytext=(6, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("stored parameters")
+    axes.set_ylabel("loss at masked tokens of held-out text (nats)")
+    axes.set_title("Masked language models after the same steps on the same text")
+    axes.grid(alpha=0.3)
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, format="png", dpi=110)
+    os.replace(temporary, path)

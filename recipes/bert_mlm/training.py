@@ -1,0 +1,164 @@
+"""Trainings that end in a folder, through transformers' Trainer: one that was interrupted goes on
+by the same command, one that is finished is not repeated.
+
+OUT/settings.json says what the folder is made from, OUT/checkpoints is there until OUT/results.json
+is.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretrain import PRECISIONS, last_checkpoint
+from stages import UserError
+from transformers import Trainer, TrainingArguments
+
+SETTINGS, RESULTS, CHECKPOINTS = "settings.json", "results.json", "checkpoints"
+LENGTH = 128
+
+
+def add_options(
+    parser: argparse.ArgumentParser, *, epochs: float, lr: float, batch: int, warmup: int
+) -> None:
+    """The options of all trainings, with these defaults."""
+    group = parser.add_argument_group("training")
+    group.add_argument("--out", type=Path, metavar="DIR", required=True, help="the new model")
+    group.add_argument("--epochs", type=float, default=epochs, metavar="N", help=f"{epochs}")
+    group.add_argument("--lr", type=float, default=lr, metavar="X", help=f"at its peak; {lr}")
+    group.add_argument("--warmup", type=int, default=warmup, metavar="N", help=f"steps; {warmup}")
+    group.add_argument(
+        "--batch", type=int, default=batch, metavar="N", help=f"texts, on all devices; {batch}"
+    )
+    group.add_argument(
+        "--length", type=int, metavar="N", help=f"longest input; {LENGTH}, or the model's longest"
+    )
+    group.add_argument("--seed", type=int, default=1, metavar="N", help="1")
+    group.add_argument("--precision", choices=PRECISIONS, default="fp32", help="fp32")
+    group.add_argument(
+        "--save-every", type=int, default=500, metavar="N", help="steps between checkpoints; 500"
+    )
+
+
+def arguments(args: argparse.Namespace, **options: Any) -> TrainingArguments:
+    """Trainer's. UserError where the options make no sense."""
+    for name in ("epochs", "lr", "batch", "save_every"):
+        if getattr(args, name) <= 0:
+            raise UserError(f"--{name.replace('_', '-')} must be more than 0")
+    devices = int(os.environ.get("WORLD_SIZE", "1"))
+    if args.batch % devices:
+        raise UserError(f"--batch {args.batch} cannot be divided among {devices} devices")
+    cuda = torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=str(args.out / CHECKPOINTS),
+        per_device_train_batch_size=args.batch // devices,
+        per_device_eval_batch_size=args.batch // devices,
+        num_train_epochs=args.epochs,
+        learning_rate=args.lr,
+        lr_scheduler_type="polynomial",
+        warmup_steps=args.warmup,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        bf16=args.precision == "bf16",
+        fp16=args.precision == "fp16",
+        seed=args.seed,
+        eval_strategy="epoch",
+        save_steps=args.save_every,
+        save_total_limit=2,
+        logging_steps=50,
+        dataloader_pin_memory=cuda,
+        use_cpu=not cuda,
+        ddp_find_unused_parameters=False,
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),
+        **options,
+    )
+
+
+def choose_length(wanted: int | None, longest: int) -> int:
+    """UserError if the model takes no inputs of that length."""
+    if wanted is not None and not 3 <= wanted <= longest:
+        raise UserError(f"--length {wanted}: the model takes inputs of 3 to {longest} tokens")
+    return wanted or min(LENGTH, longest)
+
+
+def settings_of(args: argparse.Namespace, **made_from: str) -> dict[str, Any]:
+    """The options that decide about the new model, and digests of what it is made from."""
+    options = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(args).items()
+        if name not in ("out", "save_every") and not callable(value)
+    }
+    return {**options, "made_from": made_from}
+
+
+def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The results, if a training with these settings has ended in `out`; else None, and `out` is
+    there. UserError if it is the folder of something else."""
+    if (out / SETTINGS).is_file():
+        before = json.loads((out / SETTINGS).read_text("utf-8"))
+        for name in settings:
+            if settings[name] != before.get(name):
+                raise UserError(
+                    f"{out} was begun with {name} {before.get(name)}, not {settings[name]}: delete"
+                    " it, or give another --out"
+                )
+    elif out.exists() and (not out.is_dir() or any(out.glob("[!.]*"))):
+        raise UserError(f"{out} is there already, and not this script's: give another --out")
+    elif _is_first():
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / SETTINGS, settings)
+    if (out / RESULTS).is_file():
+        return json.loads((out / RESULTS).read_text("utf-8"))
+    return None
+
+
+def train(trainer: Trainer, out: Path) -> None:
+    """From the last checkpoint on, if there is one."""
+    trainer.train(resume_from_checkpoint=last_checkpoint(out / CHECKPOINTS))
+
+
+def finish(trainer: Trainer, out: Path, results: dict[str, Any]) -> None:
+    """Writes the model and then the results, which are the sign that all is done."""
+    trainer.save_model(str(out))
+    if trainer.is_world_process_zero():
+        _write(out / RESULTS, results)
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+
+
+def digest(folder: Path) -> str:
+    """Of the model in a folder."""
+    whole = hashlib.sha256()
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        with open(path, "rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:16]
+
+
+def digest_of(content: Any) -> str:
+    """Of anything that is JSON-able."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def say(text: str) -> None:
+    """Once, however many processes there are."""
+    if _is_first():
+        print(text, flush=True)
+
+
+def _is_first() -> bool:
+    """Of the processes that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """As a whole or not at all."""
+    part = path.with_name(f".{path.name}")
+    part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    part.replace(path)
