@@ -29,7 +29,8 @@ from stages import UserError
 
 HERE = Path(__file__).resolve().parent
 STEPS, PROBE_STEPS = 8000, 1000
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (5e-4, 1e-3, 2e-3)  # and further, while the best is the first or the last
+LOWEST, HIGHEST = 1.25e-4, 1.6e-2
 GRADIENTS = (0.03, 0.3, 1.0)  # beside the default, 0.1
 # The others are variants of "share" and take its settings.
 PROBED = ("bert", "share-eps", "share", "bert-narrow", "albert", "low-rank")
@@ -79,8 +80,15 @@ class Comparison:
     def settings(self, name: str) -> Row:
         """Learning rate and table gradient of a model, from the probes with the lowest loss."""
         probed = name if name in PROBED else "share"
-        trials = [{"lr": lr, "table_gradient": None} for lr in RATES]
-        best = min((self.probe(probed, **trial) for trial in trials), key=_loss)
+        rates = list(RATES)
+        while True:
+            best = min((self.probe(probed, lr=lr, table_gradient=None) for lr in rates), key=_loss)
+            if best["lr"] == rates[0] > LOWEST:
+                rates.insert(0, rates[0] / 2)
+            elif best["lr"] == rates[-1] < HIGHEST:
+                rates.append(2 * rates[-1])
+            else:
+                break
         if probed.startswith("share"):
             trials = [{"lr": best["lr"], "table_gradient": x} for x in GRADIENTS]
             best = min([best, *(self.probe(probed, **trial) for trial in trials)], key=_loss)
@@ -140,13 +148,14 @@ class Comparison:
         return json.loads((out / "results.json").read_text("utf-8"))["test"]["accuracy"]
 
     def time(self) -> None:
-        """Gives the rows the speed of their models, all measured in one run."""
+        """Gives the rows the training speed of their models, all measured in one run, as a share
+        of the dense one's (without it, of the fastest)."""
         if all("speed" in row for row in self.rows):
             return
         folders = {row["model"]: self.models / f"{row['model']}-1" for row in self.rows}
         speeds = report.speeds(folders)
         for row in self.rows:
-            row["speed"] = speeds[row["model"]] / max(speeds.get("bert", 0), 1e-9)
+            row["speed"] = speeds[row["model"]] / speeds.get("bert", max(speeds.values()))
         report.write(self.args.results / "results.jsonl", self.rows)
 
     def keep(self, rows: list[Row], row: Row, name: str) -> None:

@@ -57,8 +57,9 @@ def sizes(folder: Path) -> Row:
 def speeds(folders: dict[str, Path], batch: int = 16, steps: int = 5) -> dict[str, float]:
     """Tokens a second of training steps, medians of rounds in which the models take turns."""
     models = {name: load_model(AutoModelForMaskedLM, folder) for name, folder in folders.items()}
-    length = min(model.config.max_position_embeddings for model in models.values())
-    ids = torch.randint(5, 1000, (batch, length))
+    configs = [model.config for model in models.values()]
+    length = min(config.max_position_embeddings for config in configs)
+    ids = torch.randint(min(config.vocab_size for config in configs), (batch, length))
     labels = torch.where(torch.rand(ids.shape) < RATE, ids, IGNORED)
     optimizers = {name: AdamW(model.parameters()) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in models}

@@ -17,6 +17,7 @@ import pytest
 import torch
 from commands import python
 from loading import RECIPES, load
+from made_up import BAD, GOOD, OTHERS, write, write_jsonl
 from safetensors.torch import load_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -29,40 +30,6 @@ NAMES = (
 modules = load("bert_mlm", *NAMES)
 distill, distil_labels, distil_sentences, evaluate, examples, finetune = modules[:6]
 metrics, probing, teaching, vectors = modules[6:]
-
-GOOD, BAD = ("good", "fine", "lovely", "great"), ("bad", "poor", "awful", "ugly")
-OTHERS = ("the", "this", "film", "book", "is", "was", "very", "here", "king", "queen")
-WORDS = [*GOOD, *BAD, *OTHERS, *"abcdefghijklmnopqrstuvwxyz"]
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """WordPiece of whole words and of letters, so that other words have several pieces."""
-    import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    pieces = [*SPECIAL, *WORDS, *(f"##{letter}" for letter in WORDS[-26:]), "<mask>"]
-    ids = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> $B:1 </s>:1",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=24,
-        bos_token="<s>",
-        cls_token="<s>",
-        eos_token="</s>",
-        sep_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -85,51 +52,6 @@ def model(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     ShareBertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
-
-
-def texts(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Labelled by the one word that matters."""
-    draw = random.Random(seed)
-    rows = []
-    for number in range(count):
-        label = number % 2
-        words = [*draw.choices(OTHERS, k=5), draw.choice((BAD, GOOD)[label])]
-        draw.shuffle(words)
-        rows.append({"text": " ".join(words), "label": label})
-    return rows
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return path
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as prepare.py makes it, as far as it is read here."""
-    folder = tmp_path_factory.mktemp("data")
-    for seed, (split, count) in enumerate((("train", 96), ("dev", 32), ("test", 32))):
-        write_jsonl(folder / f"labelled/{split}.jsonl", texts(count, seed))
-        lines = [row["text"] for row in texts(count, seed + 3)]
-        write(folder / f"sentences/{split}.txt", "\n".join(lines) + "\n")
-    tokenizer.save_pretrained(folder / "tokenizer")
-    (folder / "blocks").mkdir()
-    inner = np.random.default_rng(0).integers(len(SPECIAL), len(tokenizer) - 1, (20, 14))
-    blocks = np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 2)))
-    np.save(folder / "blocks/dev.npy", blocks.astype(np.uint16))
-    pairs = "# a comment\ngood\tfine\t9\nbad\tking\t1.5\nunheard\tof\t4\nking\tqueen\t8\n"
-    for name in ("wordsim353.tsv", "simlex999.txt"):
-        write(folder / "words" / name, pairs)
-    questions = ": opposites\nGood bad fine poor\nlovely ugly great awful\ngood bad unheard of\n"
-    write(folder / "words/questions-words.txt", questions)
     return folder
 
 
