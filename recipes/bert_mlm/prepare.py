@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from script import Narrator, check_installed, run_script
 from stages import PackageMissing, UserError, code_digest, only_one, run_stage, text_digest
 
-HERE = Path(__file__).resolve().parent
-DATA = HERE.parents[1] / "data"
+CORPUS = Path(__file__).resolve().parent / "corpus"
+PLAIN = "../../common/plain.py"
+DATA = CORPUS.parents[2] / "data"
 NEEDED = {"rich": "rich", "tokenizers": "tokenizers", "transformers": "transformers"}
 LENGTHS = (8, 8192)
 SMALLEST_VOCAB = 256
@@ -84,7 +85,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> None:
     """What can be said before anything is made or imported."""
-    import collect
+    from corpus import collect
 
     shortest, longest = LENGTHS
     if not shortest <= args.length <= longest:
@@ -103,15 +104,8 @@ def check(args: argparse.Namespace) -> None:
 
 def prepare(args: argparse.Namespace) -> None:
     # Not at the top of the file, so that --help and check_installed need nothing installed.
-    import binary
-    import blocks
-    import collect
-    import labelled
     import pypi
-    import sentences
-    import summary
-    import wordpiece
-    import words
+    from corpus import binary, blocks, collect, labelled, sentences, summary, wordpiece, words
 
     if args.tokenizer is not None:
         given = wordpiece.load(args.tokenizer)
@@ -135,7 +129,7 @@ def prepare(args: argparse.Namespace) -> None:
         figures[name] = run_stage(folders[name], settings, fill, say=say, doing=doing, later=later)
 
     with only_one(out), narrator:
-        code = code_digest(HERE, "collect.py", "corpora.py", "gcide.py", "../common/plain.py")
+        code = code_digest(CORPUS, "collect.py", "corpora.py", "gcide.py", PLAIN)
         if args.text is None:
             with only_one(cache):
                 fill = partial(collect.from_packages, cache=cache, say=say)
@@ -155,7 +149,7 @@ def prepare(args: argparse.Namespace) -> None:
                 text=text,
                 vocab_size=args.vocab_size,
                 length=args.length,
-                code=code_digest(HERE, "wordpiece.py"),
+                code=code_digest(CORPUS, "wordpiece.py"),
             )
         else:
             stage(
@@ -170,7 +164,7 @@ def prepare(args: argparse.Namespace) -> None:
             "text": text,
             "tokenizer": text_digest(folders["tokenizer"]),
             "length": args.length,
-            "code": code_digest(HERE, "blocks.py"),
+            "code": code_digest(CORPUS, "blocks.py"),
         }
         stage(
             "blocks",
@@ -181,7 +175,7 @@ def prepare(args: argparse.Namespace) -> None:
         if args.fairseq:
             names = wordpiece.pieces(tokenizer)
             fill = partial(binary.fill, blocks=folders["blocks"], names=names)
-            code = code_digest(HERE, "binary.py")
+            code = code_digest(CORPUS, "binary.py")
             stage("fairseq", fill, "fairseq-preprocess", **{**settings, "binary": code})
 
         stage(
@@ -189,7 +183,7 @@ def prepare(args: argparse.Namespace) -> None:
             lambda folder: sentences.fill(folder, folders["text"], show),
             "sampling sentences",
             text=text,
-            code=code_digest(HERE, "sentences.py", "../common/plain.py"),
+            code=code_digest(CORPUS, "sentences.py", PLAIN),
         )
 
         missing = list(figures["text"]["missing"])
@@ -205,7 +199,7 @@ def prepare(args: argparse.Namespace) -> None:
                     partial(module.fill, package=package),
                     f"reading {package.name}",
                     package=package.name,
-                    code=code_digest(HERE, f"{name}.py", "../common/plain.py"),
+                    code=code_digest(CORPUS, f"{name}.py", PLAIN),
                 )
             except PackageMissing as error:
                 missing.append(f"{name}: {error}")

@@ -14,14 +14,18 @@ def load(recipe: str, *names: str) -> list[ModuleType]:
     They leave sys.modules again, because other recipes have files of the same names.
     """
     folders = [RECIPES / recipe, RECIPES / "common"]
-    own = {path.stem for folder in folders for path in folder.glob("*.py")}
-    before = {name: sys.modules.pop(name) for name in own & set(sys.modules)}
+    own = {path.stem for folder in folders for path in folder.iterdir()}
+
+    def loaded() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] in own]
+
+    before = {name: sys.modules.pop(name) for name in loaded()}
     path = sys.path.copy()
     sys.path[:0] = map(str, folders)
     try:
         return [importlib.import_module(name) for name in names]
     finally:
         sys.path[:] = path
-        for name in own & set(sys.modules):
+        for name in loaded():
             del sys.modules[name]
         sys.modules.update(before)

@@ -22,7 +22,9 @@ RECIPE = "bert_mlm"
 PREPARE = RECIPES / RECIPE / "prepare.py"
 
 collect, corpora, gcide, labelled, sentences, stages, prepare = load(
-    RECIPE, "collect", "corpora", "gcide", "labelled", "sentences", "stages", "prepare"
+    RECIPE,
+    *(f"corpus.{name}" for name in ("collect", "corpora", "gcide", "labelled", "sentences")),
+    *("stages", "prepare"),
 )
 
 needs_all = pytest.mark.skipif(
@@ -436,7 +438,7 @@ def test_a_tokenizer_of_ones_own(text: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert set(np.load(tmp_path / "out/blocks/dev.npy")[:, 0]) == {2}
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out/tokenizer")) == len(vocab)
-    (wordpiece,) = load(RECIPE, "wordpiece")
+    (wordpiece,) = load(RECIPE, "corpus.wordpiece")
     with pytest.raises(wordpiece.UserError, match="holds no tokenizer of transformers"):
         wordpiece.load(tmp_path / "out/text")
 
@@ -473,7 +475,7 @@ def test_text_of_which_nothing_can_be_held_out(tmp_path: Path, text: str, saying
 
 def test_too_little_text_for_one_block(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    blocks, wordpiece = load(RECIPE, "blocks", "wordpiece")
+    blocks, wordpiece = load(RECIPE, "corpus.blocks", "corpus.wordpiece")
     pieces = "\n".join(["a made up line of words"] * 3)
     for name in ("train-00000.txt", "dev.txt"):
         write(tmp_path / "text" / name, pieces + "\n")
@@ -486,7 +488,7 @@ def test_too_little_text_for_one_block(tmp_path: Path) -> None:
 
 def test_large_vocabularies_and_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    (blocks,) = load(RECIPE, "blocks")
+    (blocks,) = load(RECIPE, "corpus.blocks")
 
     class Tokenizer:
         """A word is a number, and its own id."""

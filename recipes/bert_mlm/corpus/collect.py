@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
-import corpora
-from corpora import Document
+from corpus import corpora
+from corpus.corpora import Document
 from plain import normalise
 from stages import Say, UserError
 

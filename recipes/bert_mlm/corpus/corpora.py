@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 
-import gcide
+from corpus import gcide
 from debian import TOOLS, Packages, has_tools, unpacked
 from stages import PackageMissing, Say
 

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import blocks
+from corpus import blocks
 from plain import split_sentences
 from stages import write_lines
 

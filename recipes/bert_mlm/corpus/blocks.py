@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import wordpiece
+from corpus import wordpiece
 from stages import UserError
 from transformers import PreTrainedTokenizerBase
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from corpus.wordpiece import FIRST
 from stages import UserError, scratch, write_lines
-from wordpiece import FIRST
 
 
 def fill(folder: Path, blocks: Path, names: list[str]) -> dict[str, int]:
