@@ -15,7 +15,10 @@ EXTRAS = {
     # Upstream fairseq 0.12.2 does not import on Python 3.11; this is its maintained repair.
     "fairseq": ["fairseq-fixed>=0.12.3.1", "numpy>=1.26.4"],
     "plot": ["matplotlib>=3.7.5"],
-    "recipes": ["sentencepiece>=0.2.3", "sacrebleu>=2.6", "matplotlib>=3.7.5", "rich>=15"],
+    "recipes": [
+        *("sentencepiece>=0.2.3", "sacrebleu>=2.6", "matplotlib>=3.7.5", "rich>=15"),
+        "pyarrow>=18",
+    ],
     "transformers": ["transformers>=5", "accelerate>=1.12"],
     # A real model as a package: the tests fetch nothing.
     "test": [

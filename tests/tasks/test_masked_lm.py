@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -324,3 +325,21 @@ def test_options_that_do_not_go_together(data: Path, more: list[str], message: s
 def test_sharebert_is_for_its_task(data: Path) -> None:
     with pytest.raises(ShareError, match="^--arch sharebert needs --task shared_masked_lm$"):
         build(data, *SMALL, task=["--task", "masked_lm"])
+
+
+def test_the_readme_commands_run(data: Path, tmp_path: Path) -> None:
+    """For an epoch, on the data at hand."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf8")
+    block = re.search(r"```sh\n(fairseq-train data/bert_mlm.*?)```", readme, re.S)
+    assert block is not None
+    text = block[1].replace("\\\n", " ").replace('"$(paramshare user-dir)"', str(user_dir()))
+    text = text.replace("data/bert_mlm/tokenizer/vocab.txt", str(data / "vocab.txt"))
+    text = text.replace("data/bert_mlm/fairseq", str(data / "bin"))
+    text = text.replace(" --tokenizer data/bert_mlm/tokenizer", "")
+    training, export = map(shlex.split, text.strip().splitlines())
+    assert (training[0], export[0]) == ("fairseq-train", "paramshare")
+    done = fairseq("train", *training[1:], "--max-epoch", 1, "--cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = python("-m", "paramshare.cli", *export[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "bert").config.hidden_size == 256
