@@ -13,9 +13,7 @@ was interrupted is continued by the same command.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,27 +102,20 @@ def settings_of(args: argparse.Namespace, small: bool) -> Settings:
 
 
 def pretrain(args: argparse.Namespace) -> None:
+    # Not at the top of the file, so that --help and check_installed need nothing installed.
     import lineup
-    import torch
+    import training
+    from folders import load_tokenizer
     from masking import Blocks, Masks, load_blocks
     from torch.utils.data import SequentialSampler
-    from transformers import (
-        AutoModelForMaskedLM,
-        AutoTokenizer,
-        Trainer,
-        TrainingArguments,
-        set_seed,
-    )
+    from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments, set_seed
 
     from paramshare import ShareError
 
-    if args.out.exists():
-        print(f"{args.out} is there: finished before")
-        return
     settings = settings_of(args, args.model in lineup.LINEUP)
     blocks = load_blocks(args.data / "blocks", "train")
     length = blocks[0].shape[1]
-    tokenizer = AutoTokenizer.from_pretrained(args.data / "tokenizer")
+    tokenizer = load_tokenizer(args.data / "tokenizer")
     config = lineup.configuration(args.model, len(tokenizer), length)
     if args.table_gradient is not None:
         config.table_gradient = args.table_gradient
@@ -133,17 +124,23 @@ def pretrain(args: argparse.Namespace) -> None:
         model = AutoModelForMaskedLM.from_config(config)
     except ShareError as error:
         raise UserError(f"{args.model}: {error}") from None
-    devices = int(os.environ.get("WORLD_SIZE", 1))
+    devices = int(os.environ.get("WORLD_SIZE", "1"))
     accumulate, rest = divmod(settings.batch, settings.micro_batch * devices)
     if rest or not accumulate:
         raise UserError(
             f"--batch {settings.batch} is no multiple of --micro-batch {settings.micro_batch} "
             f"times {devices} devices"
         )
-    cuda = torch.cuda.is_available()
-    partial = args.out.with_name(f"{args.out.name}.partial")
+    masks = Masks(tokenizer, args.whole_words)
+    examples = Blocks(blocks, masks, args.seed, settings.steps * settings.batch)
+    made_from = {
+        **training.settings_of(args, data=training.digest_of([str(block[0]) for block in blocks])),
+        **vars(settings),
+    }
+    if training.begin(args.out, made_from):
+        training.say(f"{args.out} is there: finished before")
+        return
     arguments = TrainingArguments(
-        output_dir=str(partial / "checkpoints"),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=accumulate,
@@ -155,19 +152,8 @@ def pretrain(args: argparse.Namespace) -> None:
         adam_beta1=0.9,
         adam_beta2=0.98,
         adam_epsilon=1e-6,
-        bf16=args.precision == "bf16",
-        fp16=args.precision == "fp16",
-        seed=args.seed,
         logging_steps=max(1, min(100, settings.steps // 20)),
-        save_steps=args.save_every,
-        save_total_limit=2,
-        dataloader_num_workers=4 if cuda else 0,
-        dataloader_pin_memory=cuda,
-        use_cpu=not cuda,
-        ddp_find_unused_parameters=False,
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
+        **training.common(args),
     )
 
     class InOrder(Trainer):
@@ -176,36 +162,15 @@ def pretrain(args: argparse.Namespace) -> None:
         def _get_train_sampler(self, *_: object) -> SequentialSampler:
             return SequentialSampler(examples)  # type: ignore[arg-type]
 
-    masks = Masks(tokenizer, args.whole_words)
-    examples = Blocks(blocks, masks, args.seed, settings.steps * settings.batch)
-    trainer = InOrder(model=model, args=arguments, train_dataset=examples)
-    if trainer.is_world_process_zero():
-        sharing = getattr(getattr(model, "bert", None), "sharing", None)
-        print(sharing or f"{model.num_parameters():,} parameters, not shared")
-        seen = settings.steps * settings.batch * length
-        print(f"{settings}\n{seen:,} tokens, of {sum(map(len, blocks)) * length:,}")
-    trainer.train(resume_from_checkpoint=last_checkpoint(partial / "checkpoints"))
-    if trainer.is_world_process_zero():
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        run = {"model": args.model, "settings": vars(settings), "log": trainer.state.log_history}
-        (partial / "pretraining.json").write_text(json.dumps(run, indent=1) + "\n", "utf-8")
-        shutil.rmtree(partial / "checkpoints")
-        partial.rename(args.out)
-        print(f"{args.out} is finished")
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The last whole one: its state is written last. What a killed run left half goes."""
-    whole = []
-    for checkpoint in folder.glob("checkpoint-*"):
-        try:
-            json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
-            whole.append(checkpoint)
-        except (OSError, ValueError):
-            shutil.rmtree(checkpoint)
-    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return None if last is None else str(last)
+    trainer = InOrder(model, arguments, train_dataset=examples, processing_class=tokenizer)
+    sharing = getattr(getattr(model, "bert", None), "sharing", None)
+    training.say(str(sharing or f"{model.num_parameters():,} parameters, not shared"))
+    seen = settings.steps * settings.batch * length
+    training.say(f"{settings}\n{seen:,} tokens, of {sum(map(len, blocks)) * length:,}")
+    training.train(trainer, args.out)
+    results = {"parameters": model.num_parameters(), "log": trainer.state.log_history}
+    training.finish(trainer, args.out, results)
+    training.say(f"{args.out} is finished")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretrain import PRECISIONS, last_checkpoint
+from pretrain import PRECISIONS
 from stages import UserError
 from transformers import Trainer, TrainingArguments
 
@@ -53,9 +53,7 @@ def arguments(args: argparse.Namespace, **options: Any) -> TrainingArguments:
     devices = int(os.environ.get("WORLD_SIZE", "1"))
     if args.batch % devices:
         raise UserError(f"--batch {args.batch} cannot be divided among {devices} devices")
-    cuda = torch.cuda.is_available()
     return TrainingArguments(
-        output_dir=str(args.out / CHECKPOINTS),
         per_device_train_batch_size=args.batch // devices,
         per_device_eval_batch_size=args.batch // devices,
         num_train_epochs=args.epochs,
@@ -64,21 +62,30 @@ def arguments(args: argparse.Namespace, **options: Any) -> TrainingArguments:
         warmup_steps=args.warmup,
         weight_decay=0.01,
         max_grad_norm=1.0,
-        bf16=args.precision == "bf16",
-        fp16=args.precision == "fp16",
-        seed=args.seed,
         eval_strategy="epoch",
-        save_steps=args.save_every,
-        save_total_limit=2,
         logging_steps=50,
-        dataloader_pin_memory=cuda,
-        use_cpu=not cuda,
-        ddp_find_unused_parameters=False,
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
+        **common(args),
         **options,
     )
+
+
+def common(args: argparse.Namespace) -> dict[str, Any]:
+    """What all trainings give Trainer."""
+    cuda = torch.cuda.is_available()
+    return {
+        "output_dir": str(args.out / CHECKPOINTS),
+        "seed": args.seed,
+        "bf16": args.precision == "bf16",
+        "fp16": args.precision == "fp16",
+        "save_steps": args.save_every,
+        "save_total_limit": 2,
+        "dataloader_pin_memory": cuda,
+        "use_cpu": not cuda,
+        "ddp_find_unused_parameters": False,
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
 
 
 def choose_length(wanted: int | None, longest: int) -> int:
@@ -89,11 +96,12 @@ def choose_length(wanted: int | None, longest: int) -> int:
 
 
 def settings_of(args: argparse.Namespace, **made_from: str) -> dict[str, Any]:
-    """The options that decide about the new model, and digests of what it is made from."""
+    """The options that decide about the new model, and digests of what it is made from: of files
+    their content counts, not their place."""
     options = {
-        name: str(value) if isinstance(value, Path) else value
+        name: value
         for name, value in vars(args).items()
-        if name not in ("out", "save_every") and not callable(value)
+        if name != "save_every" and not callable(value) and not isinstance(value, Path)
     }
     return {**options, "made_from": made_from}
 
@@ -122,6 +130,19 @@ def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 def train(trainer: Trainer, out: Path) -> None:
     """From the last checkpoint on, if there is one."""
     trainer.train(resume_from_checkpoint=last_checkpoint(out / CHECKPOINTS))
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The last whole one: its state is written last. What a killed run left half goes."""
+    whole = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        try:
+            json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
+            whole.append(checkpoint)
+        except (OSError, ValueError):
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return None if last is None else str(last)
 
 
 def finish(trainer: Trainer, out: Path, results: dict[str, Any]) -> None:

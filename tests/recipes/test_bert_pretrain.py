@@ -33,7 +33,7 @@ def run(data: Path, out: Path, *options: object) -> subprocess.CompletedProcess:
 
 
 def losses(out: Path) -> list[float]:
-    log = json.loads((out / "pretraining.json").read_text("utf-8"))["log"]
+    log = json.loads((out / "results.json").read_text("utf-8"))["log"]
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
@@ -123,15 +123,20 @@ def test_the_model_is_a_folder_for_transformers(whole: Path) -> None:
     assert AutoTokenizer.from_pretrained(whole).mask_token == "<mask>"
     assert len(losses(whole)) == 6
     assert not (whole / "checkpoints").exists()
-    assert not list(whole.parent.glob("*.partial"))
 
 
 def test_a_finished_run_is_not_repeated(data: Path, whole: Path) -> None:
-    before = (whole / "pretraining.json").stat().st_mtime_ns
+    before = (whole / "results.json").stat().st_mtime_ns
     done = run(data, whole)
     assert done.returncode == 0
     assert "finished before" in done.stdout
-    assert (whole / "pretraining.json").stat().st_mtime_ns == before
+    assert (whole / "results.json").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_other_settings_is_left_alone(data: Path, whole: Path) -> None:
+    done = run(data, whole, "--lr", 0.5)
+    assert done.returncode == 1
+    assert "was begun with lr 0.002, not 0.5: delete it, or give another --out" in done.stderr
 
 
 def test_a_killed_run_goes_on_to_the_same_losses(data: Path, whole: Path, tmp_path: Path) -> None:
@@ -141,7 +146,7 @@ def test_a_killed_run_goes_on_to_the_same_losses(data: Path, whole: Path, tmp_pa
     first = subprocess.Popen(
         [sys.executable, *command(data, out, *options)], stdout=subprocess.DEVNULL, stderr=-3
     )
-    checkpoint = tmp_path / "killed.partial/checkpoints/checkpoint-2"
+    checkpoint = tmp_path / "killed/checkpoints/checkpoint-2"
     while not (checkpoint / "trainer_state.json").exists():
         assert first.poll() is None
         time.sleep(0.01)
