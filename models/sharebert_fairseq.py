@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +21,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from paramshare.errors import ShareError
 from paramshare.models import sharebert
-from paramshare.models.sharebert_pretrained import ShareBertConfig, ShareBertForMaskedLM
+from paramshare.models.sharebert_pretrained import (
+    ShareBertConfig,
+    ShareBertForMaskedLM,
+    save_whole,
+)
 
 FIRST, LAST = ("<s>", "<pad>", "</s>", "<unk>"), "<mask>"
 
@@ -61,13 +64,7 @@ def export_sharebert(
         copied = _tokenizer(tokenizer)
         _check_tokens(copied, tokenizer, config.vocab_size, _dictionary(data))
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-        whole = Path(temporary) / out.name
-        model.save_pretrained(whole)
-        if copied is not None:
-            copied.save_pretrained(whole)
-        whole.rename(out)
+    save_whole(model, out, copied)
     return model.eval()
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, nn
@@ -305,6 +307,17 @@ class ShareBertForTokenClassification(ShareBertPreTrainedModel):
         logits = self.classifier(self.dropout(x))
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         return TokenClassifierOutput(loss=loss, logits=logits, **others)
+
+
+def save_whole(model: PreTrainedModel, out: Path, tokenizer: Any = None) -> None:
+    """Writes a folder that appears whole or not at all. The callers have seen that it is new."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        whole = Path(temporary) / out.name
+        model.save_pretrained(whole)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(whole)
+        whole.rename(out)
 
 
 AutoConfig.register(ShareBertConfig.model_type, ShareBertConfig)

@@ -10,11 +10,11 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import BertTokenizer
 
 from paramshare.errors import ShareError
 from paramshare.models.sharebert_pretrained import (
@@ -23,6 +23,7 @@ from paramshare.models.sharebert_pretrained import (
     ShareBertForSequenceClassification,
     ShareBertModel,
     ShareBertPreTrainedModel,
+    save_whole,
 )
 
 WEIGHTS = "pytorch_model.bin"
@@ -105,15 +106,8 @@ def import_sharebert(folder: Path, out: Path) -> ShareBertPreTrainedModel:
     _check(state, model.state_dict(), folder)
     model.load_state_dict(state, assign=True)
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-        whole = Path(temporary) / out.name
-        model.save_pretrained(whole)
-        if (folder / "vocab.txt").is_file():
-            from transformers import BertTokenizer
-
-            BertTokenizer.from_pretrained(folder).save_pretrained(whole)
-        whole.rename(out)
+    vocabulary = (folder / "vocab.txt").is_file()
+    save_whole(model, out, BertTokenizer.from_pretrained(folder) if vocabulary else None)
     return model.eval()
 
 

@@ -18,13 +18,11 @@ from paramshare import ShareError
 from paramshare.models.sharebert import PRESETS, MaskedLMHead, ShareBert, ShareBertConfig
 from paramshare.tasks.sharing import (
     Layouts,
-    Plans,
     ShareConfig,
     Shares,
+    SharingTask,
     in_options,
     keep_plans_in_checkpoints,
-    share_again,
-    share_model,
 )
 
 logger = logging.getLogger(__name__)
@@ -47,12 +45,11 @@ class SharedMaskedLMConfig(MaskedLMConfig, ShareConfig):
 
 
 @register_task("shared_masked_lm", dataclass=SharedMaskedLMConfig)
-class SharedMaskedLMTask(MaskedLMTask):
+class SharedMaskedLMTask(SharingTask, MaskedLMTask):
     """Masked language modelling by a model whose dense weights are read from its token table."""
 
     cfg: SharedMaskedLMConfig
-    plans: Plans = {}  # of the model built last, unless it is a ShareBERT,
-    sharebert: dict[str, Any] = {}  # of which this is the configuration
+    sharebert: dict[str, Any] = {}  # configuration of the model built last, if it is one
 
     def __init__(self, cfg: SharedMaskedLMConfig, dictionary: Any = None) -> None:
         super().__init__(cfg, dictionary)
@@ -85,20 +82,15 @@ class SharedMaskedLMTask(MaskedLMTask):
                 fill_from(Path(cfg.sharebert_from), model, model.config, tokens)
             self.sharebert = asdict(model.config)
             keep_plans_in_checkpoints(model)
-        elif from_checkpoint:
-            share_again(model, self.plans)
         else:
-            self.plans = share_model(model, self.cfg)
+            self.share(model, from_checkpoint)
         return model
 
     def state_dict(self) -> dict[str, Any]:
-        """Goes into the checkpoint; fairseq gives it back before it builds a model to load."""
-        state = {"sharing_plans": self.plans, "sharebert": self.sharebert}
-        return {**super().state_dict(), **state}
+        return {**super().state_dict(), "sharebert": self.sharebert}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
-        self.plans = state.pop("sharing_plans", {})
         self.sharebert = state.pop("sharebert", {})
         super().load_state_dict(state)
 

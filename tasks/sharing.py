@@ -138,6 +138,30 @@ def share_again(model: nn.Module, plans: Plans) -> None:
     keep_plans_in_checkpoints(model)
 
 
+class SharingTask:
+    """Before one of fairseq's tasks among the bases: its checkpoints know how weights were shared."""
+
+    cfg: ShareConfig
+    plans: Plans = {}  # of the model built last
+
+    def share(self, model: nn.Module, from_checkpoint: bool) -> None:
+        """Shares a model as the options say; one that is loaded to be used as it was trained,
+        whatever the options of the command that loads it."""
+        if from_checkpoint:
+            share_again(model, self.plans)
+        else:
+            self.plans = share_model(model, self.cfg)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Goes into the checkpoint; fairseq gives it back before it builds a model to load."""
+        return {**super().state_dict(), "sharing_plans": self.plans}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        self.plans = state.pop("sharing_plans", {})
+        super().load_state_dict(state)  # type: ignore[misc]
+
+
 def in_options(error: ShareError) -> str:
     """The error of the call, with fairseq's names of the options."""
     text = str(error).replace("select=, ", "").replace("virtual=True", "--share veps")

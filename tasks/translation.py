@@ -8,7 +8,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import nn
 
 from paramshare import ShareError
-from paramshare.tasks.sharing import Plans, ShareConfig, share_again, share_model
+from paramshare.tasks.sharing import ShareConfig, SharingTask
 
 
 @dataclass
@@ -17,18 +17,13 @@ class SharedTranslationConfig(TranslationConfig, ShareConfig):
 
 
 @register_task("shared_translation", dataclass=SharedTranslationConfig)
-class SharedTranslationTask(TranslationTask):
+class SharedTranslationTask(SharingTask, TranslationTask):
     """Translation by a model whose dense weights are read from its token tables."""
 
     cfg: SharedTranslationConfig
-    plans: Plans = {}  # of the model built last
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
-        """Builds fairseq's model, then shares its weights: after its own initialisation.
-
-        A model that is loaded to translate is shared as it was trained, whatever the options of
-        the command that loads it.
-        """
+        """Builds fairseq's model, then shares its weights: after its own initialisation."""
         if getattr(cfg, "share_all_embeddings", False) and self.src_dict != self.tgt_dict:
             raise ShareError(
                 f"--share-all-embeddings needs one dictionary, but source and target have "
@@ -36,17 +31,5 @@ class SharedTranslationTask(TranslationTask):
                 "fairseq-preprocess with --joined-dictionary (a flag, it takes no value)"
             )
         model = super().build_model(cfg, from_checkpoint)
-        if from_checkpoint:
-            share_again(model, self.plans)
-        else:
-            self.plans = share_model(model, self.cfg)
+        self.share(model, from_checkpoint)
         return model
-
-    def state_dict(self) -> dict[str, Any]:
-        """Goes into the checkpoint; fairseq gives it back before it builds a model to load."""
-        return {**super().state_dict(), "sharing_plans": self.plans}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = dict(state_dict)
-        self.plans = state.pop("sharing_plans", {})
-        super().load_state_dict(state)
