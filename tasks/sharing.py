@@ -139,7 +139,7 @@ def share_again(model: nn.Module, plans: Plans) -> None:
 
 
 class SharingTask:
-    """Before one of fairseq's tasks among the bases: its checkpoints know how weights were shared."""
+    """Before a task of fairseq among the bases: its checkpoints know how weights were shared."""
 
     cfg: ShareConfig
     plans: Plans = {}  # of the model built last
