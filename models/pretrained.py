@@ -90,8 +90,8 @@ def plans_in_config(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _shares_itself(model: nn.Module, root: str) -> bool:
-    """Whether the class of what was shared does that in its constructor."""
-    return getattr(model.get_submodule(root), "shares_itself", False)
+    """Whether what was shared does that in its constructor, by its configuration."""
+    return getattr(model.get_submodule(root), "sharing", None) is not None
 
 
 def _remove_plans(config: PreTrainedConfig) -> None:
@@ -229,7 +229,7 @@ class SharingQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         device_map = kwargs.get("device_map")
-        _check_devices(device_map.values() if isinstance(device_map, dict) else ())
+        check_devices(device_map.values() if isinstance(device_map, dict) else ())
         # As they were when it was shared: a factorised table must find all that is tied to it.
         ties = model.all_tied_weights_keys
         for target, source in ties.items():
@@ -260,7 +260,7 @@ class SharingQuantizer(HfQuantizer):
         for part in model.modules():
             if isinstance(part, PreTrainedModel):
                 _remove_plans(part.config)  # parts may have copies of the config
-        _check_devices(parameter.device for parameter in model.parameters())
+        check_devices(parameter.device for parameter in model.parameters())
         # transformers only warns of what is missing, and lets quantized models have other shapes.
         for name, tensor in _needed(model):
             loaded = getattr(tensor, "_is_hf_initialized", False)
@@ -275,7 +275,8 @@ class SharingQuantizer(HfQuantizer):
         return True
 
 
-def _check_devices(devices: Iterable[Any]) -> None:
+def check_devices(devices: Iterable[Any]) -> None:
+    """Raises ShareError unless all are one device."""
     found = set(devices)
     if len(found) > 1 or found & {"disk", torch.device("meta")}:
         raise ShareError(

@@ -10,15 +10,18 @@ each layer's own. Works with `with torch.device("meta")`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from paramshare.errors import ShareError
-from paramshare.marks import sources
+from paramshare.marks import pools, sources
 from paramshare.report import Sharing, count_parameters
 from paramshare.sharing import share_from_embedding
 
@@ -48,7 +51,8 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass
 class ShareBertConfig:
-    """Sizes and choices of a ShareBERT. Raises ShareError where they do not go together."""
+    """Sizes and choices of a ShareBERT. `released=True` is as in the released code, which has its
+    own depth, layout, blocks and table_gradient: leave these out."""
 
     vocab_size: int = _option(30528, "tokens of the table; 30522 of BERT, padded")
     embedding_size: int = _option(128, "features of the token table (F)")
@@ -75,22 +79,29 @@ class ShareBertConfig:
     def preset(cls, name: str, released: bool = False, **changes: Any) -> Any:
         """One of `PRESETS`: the papers' five VEPS models and two EPS models; `changes` are options.
 
-        Raises ShareError for another name, and for an EPS model of the released code.
+        Raises ShareError for another name, and where `changes` do not go together with it.
         """
         if name not in _SIZES:
             raise ShareError(f"preset {name!r} is unknown: use one of {', '.join(PRESETS)}")
         names = ("embedding_size", "hidden_size", "intermediate_size", "num_hidden_layers")
         sizes = dict(zip(names, _SIZES[name], strict=True))
-        return cls(**{**sizes, **_EXTRAS.get(name, {}), "released": released, **changes})
+        config = cls(**{**sizes, **_EXTRAS.get(name, {}), "released": released, **changes})
+        config.check()
+        return config
 
     def check(self) -> None:
-        """Raises ShareError where the options do not go together."""
-        whole = ("vocab_size", "embedding_size", "hidden_size", "intermediate_size")
-        whole += ("num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-        for name in (*whole, "type_vocab_size"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or number < 1:
-                raise ShareError(f"{name}={number!r} must be a whole number of at least 1")
+        """Raises ShareError where an option makes no sense, or some do not go together."""
+        for f in fields(ShareBertConfig):
+            value, default = getattr(self, f.name), f.default
+            kinds: Any = {float: int | float, type(None): int | None}.get(
+                type(default), type(default)
+            )
+            if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+                raise ShareError(f"{f.name}={value!r} cannot be: it is like {default!r}")
+            if type(default) is int and value < 1:
+                raise ShareError(f"{f.name}={value!r} must be at least 1")
+            if type(default) is float and not 0 <= value <= 1:
+                raise ShareError(f"{f.name}={value!r} is out of range: use 0 to 1")
         if self.hidden_size % self.num_attention_heads:
             raise ShareError(
                 f"hidden_size={self.hidden_size} is no multiple of "
@@ -98,8 +109,25 @@ class ShareBertConfig:
             )
         if self.sharing not in SHARINGS:
             raise ShareError(f"sharing={self.sharing!r} is unknown: use {', '.join(SHARINGS)}")
-        if self.released and self.sharing == "eps":
+        if self.released and self.sharing != "none":
+            self._check_released()
+
+    def _check_released(self) -> None:
+        if self.sharing == "eps":
             raise ShareError("the released code has no EPS model: use released=False")
+        for name in ("depth", "layout", "blocks", "table_gradient"):
+            value, default = getattr(self, name), getattr(ShareBertConfig, name)
+            if value != default:
+                raise ShareError(f"released=True has its own {name}: leave {name}={value!r} out")
+        # Eq. 3 and 4 of the paper.
+        square = ceil(self.hidden_size**2 / self.vocab_size)
+        wide = ceil(self.hidden_size * self.intermediate_size / self.vocab_size)
+        needed = (5 if self.share_pooler else 4) * square + 2 * wide
+        if needed > self.hidden_size:
+            raise ShareError(
+                f"released=True has as many columns as hidden_size={self.hidden_size}, and with "
+                f"vocab_size={self.vocab_size} needs {needed}: use released=False, or other sizes"
+            )
 
     def operations(self, tokens: int = 128) -> int:
         """Floating-point operations of the encoder for one sequence, two a multiply-add, as the
@@ -164,6 +192,12 @@ class Batch:
         flat = x.new_zeros(self.size * self.length, x.shape[-1])
         return flat.index_copy(0, self.tokens, x).view(self.size, self.length, -1)
 
+    def first(self, x: Tensor) -> Tensor:
+        """The first token of each row, `(size, width)`, wherever its padding stands."""
+        if self.mask is None:
+            return x[:, 0]
+        return x[torch.arange(self.size, device=x.device), self.mask[:, 0, 0].int().argmax(1)]
+
     def pack(self, x: Tensor) -> Tensor:
         return x if self.tokens is None else x.flatten(0, 1)[self.tokens]
 
@@ -217,15 +251,13 @@ class Layer(nn.Module):
 
 
 class ShareBert(nn.Module):
-    """The encoder with its pooler. Raises ShareError where the configuration does not fit.
+    """The encoder with its pooler. Raises ShareError where the configuration does not fit."""
 
-    sharing: the result of `share_from_embedding`, None with `sharing="none"`.
-    """
-
-    shares_itself = True  # its configuration says how, files need not
-    sharing: Sharing | None = None
     gradient_checkpointing = False  # transformers sets it, and the function that does it
-    _gradient_checkpointing_func: Callable[..., Tensor]
+    _gradient_checkpointing_func: Callable[..., Tensor] = staticmethod(  # type: ignore[assignment]
+        partial(checkpoint, use_reentrant=False)
+    )
+    _sharing: Sharing | None = None
 
     def __init__(self, config: ShareBertConfig) -> None:
         super().__init__()
@@ -238,7 +270,14 @@ class ShareBert(nn.Module):
         self.pooler = nn.Linear(width, width)
         initialise(self, config)
         if config.sharing != "none":
-            self.sharing = self._share(config)
+            self._sharing = self._share(config)
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """How the configuration shares the weights; None where it does not, or no more: they were
+        materialized."""
+        held = self._sharing is not None and any(p is self._sharing.pool for p in pools(self))
+        return self._sharing if held else None
 
     def _share(self, config: ShareBertConfig) -> Sharing:
         def select(path: str, owner: nn.Module) -> bool:
@@ -284,8 +323,8 @@ class ShareBert(nn.Module):
         embedding_size)` instead of ids. hidden_states, attentions: lists that get what goes into
         the first layer and comes out of each, and the attention probabilities of each.
 
-        Padding is left out of all products with weights, and of the hidden states, which are zero
-        there; not in the released model, nor where lists are given or the call is compiled.
+        Padding is left out of what the layers do, and the last hidden states are zero there; not in
+        the released model, nor where lists are given or the call is compiled.
         """
         x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         packed = not self.released and hidden_states is None and attentions is None
@@ -294,15 +333,16 @@ class ShareBert(nn.Module):
         if hidden_states is not None:
             hidden_states.append(x)
         for layer in self.layers:
-            if self.gradient_checkpointing and self.training:
+            if self.gradient_checkpointing and self.training and attentions is None:
                 x = self._gradient_checkpointing_func(layer, x, batch, attentions)
             else:
                 x = layer(x, batch, attentions)
             if hidden_states is not None:
                 hidden_states.append(x)
         x = batch.unpack(x if self.norm is None else self.norm(x))
-        pooled = self.pooler(x[:, 0])
-        return x, pooled if self.released else pooled.tanh()
+        if self.released:
+            return x, self.pooler(x[:, 0])
+        return x, self.pooler(batch.first(x)).tanh()
 
 
 class MaskedLMHead(nn.Module):
@@ -318,6 +358,20 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.output = nn.Linear(width, config.vocab_size, bias=False) if config.released else None
         initialise(self, config)
+
+    @torch.no_grad()
+    def resize(self, tokens: int, spread: float) -> None:
+        """For a table of so many tokens: the first ones keep what they have."""
+        old = self.bias
+        kept = min(tokens, len(old))
+        self.bias = nn.Parameter(old.new_zeros(tokens), old.requires_grad)
+        self.bias[:kept] = old[:kept]
+        if self.output is not None:
+            weight = self.output.weight
+            rows = torch.randn(tokens, weight.shape[1]).to(weight) * spread
+            rows[:kept] = weight[:kept]
+            self.output.weight = nn.Parameter(rows, weight.requires_grad)
+            self.output.out_features = tokens
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """`(..., vocab_size)` for hidden states `(..., hidden_size)`."""
@@ -351,6 +405,11 @@ def _batch(x: Tensor, attention_mask: Tensor | None, packed: bool) -> Batch:
     size, length, _ = x.shape
     if attention_mask is None:
         return Batch(size, length, None, None)
+    if attention_mask.shape != (size, length):
+        raise ShareError(
+            f"attention_mask is {tuple(attention_mask.shape)}, must be (batch, length), here "
+            f"{(size, length)}"
+        )
     mask = attention_mask.to(x.device) > 0
     tokens = None
     if packed and not torch.compiler.is_compiling():  # their number would break the graph
@@ -363,15 +422,24 @@ def _batch(x: Tensor, attention_mask: Tensor | None, packed: bool) -> Batch:
 def report(config: ShareBertConfig, tokens: int = 128) -> str:
     """A table: what the model of these sizes stores as ours, as the released one, and without
     sharing; and its operations. Nothing is allocated."""
-    changes = {"ours": {"released": False}}
-    if config.sharing != "eps":
-        changes["released"] = {"released": True}
-    changes["not shared"] = {"released": False, "sharing": "none"}
+    plain = ShareBertConfig(**{f.name: getattr(config, f.name) for f in fields(ShareBertConfig)})
+    same = ("depth", "layout", "blocks", "table_gradient")
+    variants: dict[str, dict[str, Any]] = {
+        "ours": {"released": False},
+        "released": {"released": True} | {name: getattr(ShareBertConfig, name) for name in same},
+        "not shared": {"released": False, "sharing": "none"},
+    }
     rows = [("", "encoder", "token table", "other", "with MLM head")]
-    for name, change in changes.items():
-        with torch.device("meta"):
-            variant = replace(config, **change)
-            model, head = ShareBert(variant), MaskedLMHead(variant)
+    for name, change in variants.items():
+        variant = replace(plain, **change)
+        try:
+            with torch.device("meta"):
+                model, head = ShareBert(variant), MaskedLMHead(variant)
+        except ShareError:
+            if name != "released":
+                raise
+            rows.append((name, "-", "-", "-", "-"))
+            continue
         stored, table = count_parameters(model), model.embeddings.tokens.weight.numel()
         numbers = (stored, table, stored - table, stored + count_parameters(head))
         rows.append((name, *(f"{number:,}" for number in numbers)))

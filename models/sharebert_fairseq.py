@@ -49,8 +49,6 @@ def export_sharebert(
     Raises ShareError where the checkpoint is damaged or of another model, the tokenizer does not
     fit, or `out` is there already.
     """
-    if out.exists():
-        raise ShareError(f"{out} exists already: give a folder that does not")
     config, state, data = _read(checkpoint)
     with torch.device("meta"):
         model = ShareBertForMaskedLM(config)

@@ -9,12 +9,15 @@ weights are shared. Every class has the encoder as `bert`, so that one loads wha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from paramshare.models.pretrained import check_devices  # isort: skip  says what is missing
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,13 +39,11 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-import paramshare.models.pretrained  # noqa: F401  how shared models are saved
 from paramshare.errors import ShareError
 from paramshare.marks import sources
 from paramshare.models import sharebert
 from paramshare.models.sharebert import MaskedLMHead, ShareBert
 from paramshare.pool import Pool
-from paramshare.sharing import named_pools
 
 
 class ShareBertConfig(sharebert.ShareBertConfig, PreTrainedConfig):
@@ -53,6 +54,7 @@ class ShareBertConfig(sharebert.ShareBertConfig, PreTrainedConfig):
     def __init__(self, **options: Any) -> None:
         for field in fields(sharebert.ShareBertConfig):
             setattr(self, field.name, options.pop(field.name, field.default))
+        self.pad_token_id = options.pop("pad_token_id", None)
         PreTrainedConfig.__init__(self, **options)
 
     __repr__ = PreTrainedConfig.__repr__
@@ -65,6 +67,7 @@ class ShareBertPreTrainedModel(PreTrainedModel):
     config: ShareBertConfig
     _supports_sdpa = True
     supports_gradient_checkpointing = True
+    _no_split_modules = ["ShareBert"]
     pooled = False  # whether the class has a use for the pooler
 
     def __init__(self, config: ShareBertConfig) -> None:
@@ -73,10 +76,20 @@ class ShareBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own, which makes everything trainable."""
+        """transformers' own, after which all is trainable; then `train` says what is not."""
+        devices = kwargs.get("device_map")
+        check_devices(devices.values() if isinstance(devices, dict) else ())
         loaded = super().from_pretrained(*args, **kwargs)
         (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze()
         return loaded
+
+    @property
+    def base_model(self) -> nn.Module:
+        return self.bert
+
+    def train(self, mode: bool = True) -> Any:
+        self._freeze()
+        return super().train(mode)
 
     def _freeze(self) -> None:
         """What this class has no use for gets no gradient, which DistributedDataParallel does not
@@ -93,10 +106,13 @@ class ShareBertPreTrainedModel(PreTrainedModel):
         self._freeze()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Pool):
+        if isinstance(module, Pool) or module is self._table():
             for name, tensor in module.state_dict(keep_vars=True).items():
                 if not getattr(tensor, "_is_hf_initialized", False):
-                    raise ShareError(f"the weights' {name} is missing in the file")
+                    raise ShareError(
+                        f"{name} of {module} has no values, and all weights are read from it: it "
+                        "is missing in the file"
+                    )
         elif sources(module):
             init.zeros_(module.bias)
         else:
@@ -105,19 +121,24 @@ class ShareBertPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """transformers' own; a model that was materialized is saved as one that is not shared."""
+        """transformers' own; a model that was materialized is saved as one that does not share
+        itself. If it was shared again, otherwise, its plan goes along."""
         with self._config_as_it_is():
             super().save_pretrained(*args, **kwargs)
 
     @contextmanager
     def _config_as_it_is(self) -> Iterator[None]:
         sharing = self.config.sharing
-        if not any(True for _ in named_pools(self.bert)):
+        if self.bert.sharing is None:
             self.config.sharing = "none"
         try:
             yield
         finally:
             self.config.sharing = sharing
+
+    def _table(self) -> nn.Module | None:
+        """What the weights are read from."""
+        return None if self.bert.sharing is None else self.bert.embeddings.tokens
 
     def get_input_embeddings(self) -> nn.Module:
         return self.bert.embeddings.tokens
@@ -193,6 +214,14 @@ class ShareBertForMaskedLM(ShareBertPreTrainedModel):
         super()._freeze()
         self.head.bias.requires_grad_(self.head.output is None)
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Module:
+        """transformers' own, with the head. ShareError where weights are read from the table."""
+        embedding = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        self.head.resize(embedding.weight.shape[0], self.config.initializer_range)
+        return embedding
+
     @can_return_tuple
     def forward(
         self,
@@ -250,7 +279,7 @@ class ShareBertForSequenceClassification(ShareBertPreTrainedModel):
         output_hidden_states: bool | None = None,
     ) -> SequenceClassifierOutput:
         """labels: `(batch,)` of classes, or of numbers where there is one label; `(batch, labels)`
-        of 0. and 1. with `problem_type="multi_label_classification"`."""
+        of 0.0 and 1.0 for several labels a text, or of numbers with `problem_type="regression"`."""
         _, pooled, others = self._encode(
             input_ids,
             attention_mask,
@@ -263,12 +292,14 @@ class ShareBertForSequenceClassification(ShareBertPreTrainedModel):
         logits = self.classifier(self.dropout(pooled))
         loss = None
         if labels is not None:
-            if self.config.problem_type == "multi_label_classification":
+            kind = self.config.problem_type
+            if self.num_labels == 1 or kind == "regression":
+                numbers = logits.squeeze(-1) if self.num_labels == 1 else logits
+                loss = F.mse_loss(numbers, labels.view_as(numbers).to(logits.dtype))
+            elif kind == "multi_label_classification" or labels.is_floating_point():
                 loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-            elif self.num_labels == 1 or self.config.problem_type == "regression":
-                loss = F.mse_loss(logits.view_as(labels), labels.to(logits.dtype))
             else:
-                loss = F.cross_entropy(logits, labels)
+                loss = F.cross_entropy(logits, labels.long())
         return SequenceClassifierOutput(loss=loss, logits=logits, **others)
 
 
@@ -310,14 +341,19 @@ class ShareBertForTokenClassification(ShareBertPreTrainedModel):
 
 
 def save_whole(model: PreTrainedModel, out: Path, tokenizer: Any = None) -> None:
-    """Writes a folder that appears whole or not at all. The callers have seen that it is new."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-        whole = Path(temporary) / out.name
-        model.save_pretrained(whole)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(whole)
-        whole.rename(out)
+    """Writes a folder that appears whole or not at all. Raises ShareError where it cannot."""
+    if os.path.lexists(out):
+        raise ShareError(f"{out} exists already: give a folder that does not")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+            whole = Path(temporary) / out.name
+            model.save_pretrained(whole)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(whole)
+            whole.rename(out)
+    except OSError as error:
+        raise ShareError(f"{out} cannot be written: {error}") from None
 
 
 AutoConfig.register(ShareBertConfig.model_type, ShareBertConfig)

@@ -73,7 +73,7 @@ def convert_state(state: Mapping[str, Tensor], pre_norm: bool = True) -> dict[st
         if not pre_norm and ".FinalLayerNorm." in name:
             continue
         ours = _our_name(name)
-        converted[ours] = tensor.t().contiguous() if ours.endswith("projection") else tensor
+        converted[ours] = tensor.mT.contiguous() if ours.endswith("projection") else tensor
     return converted
 
 
@@ -92,13 +92,12 @@ def import_sharebert(folder: Path, out: Path) -> ShareBertPreTrainedModel:
     Pretrained models and fine-tuned classifiers. Nothing of the file is run (`weights_only`).
     Raises ShareError where the folder is not such a checkpoint, or `out` is there already.
     """
-    if out.exists():
-        raise ShareError(f"{out} exists already: give a folder that does not")
     options = _options(folder / "config.json")
     state = convert_state(_state(folder / WEIGHTS), options["pre_norm"])
-    if "classifier.weight" in state:
+    if "classifier.bias" in state:
         kind: type[ShareBertPreTrainedModel] = ShareBertForSequenceClassification
-        options["num_labels"] = len(state["classifier.weight"])
+        options["num_labels"] = state["classifier.bias"].numel()
+        options |= _labels(folder / "config.json", options["num_labels"])
     else:
         kind = ShareBertForMaskedLM if "head.transform.weight" in state else ShareBertModel
     with torch.device("meta"):
@@ -106,8 +105,7 @@ def import_sharebert(folder: Path, out: Path) -> ShareBertPreTrainedModel:
     _check(state, model.state_dict(), folder)
     model.load_state_dict(state, assign=True)
 
-    vocabulary = (folder / "vocab.txt").is_file()
-    save_whole(model, out, BertTokenizer.from_pretrained(folder) if vocabulary else None)
+    save_whole(model, out, _tokenizer(folder, options))
     return model.eval()
 
 
@@ -125,19 +123,47 @@ def _options(path: Path) -> dict[str, Any]:
                     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
                 )
             },
-            "pre_norm": config["encoder_ln_mode"] == "pre-ln",
+            "pre_norm": {"pre-ln": True, "post-ln": False}[config["encoder_ln_mode"]],
         }
     except (OSError, ValueError, TypeError) as error:
         raise ShareError(f"{path} cannot be read: {error}") from None
     except KeyError as error:
         raise ShareError(
-            f"{path} has no {error.args[0]}: it is not of the released ShareBERT"
+            f"{path} does not have a known {error.args[0]}: it is not of the released ShareBERT"
         ) from None
     for name, known in (("layernorm_embedding", False), ("hidden_act", "gelu")):
         if config.get(name, known) != known:
             raise ShareError(f"{path}: {name}={config[name]!r} cannot be converted, only {known!r}")
-    labels = {name: config[name] for name in ("id2label", "label2id") if name in config}
-    return {**released, **labels, "released": True}
+    return {**released, "released": True}
+
+
+def _labels(path: Path, count: int) -> dict[str, Any]:
+    """The names of a classifier's labels, if they are there."""
+    names = json.loads(path.read_text("utf8")).get("id2label")
+    if names is None:
+        return {}
+    if not isinstance(names, dict) or set(names) != {str(i) for i in range(count)}:
+        raise ShareError(f"{path}: id2label does not name the {count} labels of the classifier")
+    by_number = {int(number): str(name) for number, name in names.items()}
+    return {"id2label": by_number, "label2id": {name: i for i, name in by_number.items()}}
+
+
+def _tokenizer(folder: Path, options: dict[str, Any]) -> Any:
+    """That of vocab.txt, if it is there."""
+    path = folder / "vocab.txt"
+    if not path.is_file():
+        return None
+    try:
+        count = len(path.read_text("utf8").removesuffix("\n").split("\n"))
+    except ValueError as error:
+        raise ShareError(f"{path} cannot be read: {error}") from None
+    longest = options["max_position_embeddings"]
+    if not options["vocab_size"] - 8 < count <= options["vocab_size"]:
+        raise ShareError(
+            f"{path} has {count} tokens, the table {options['vocab_size']}: of these the released "
+            "code adds at most 7"
+        )
+    return BertTokenizer.from_pretrained(folder, model_max_length=longest)
 
 
 def _state(path: Path) -> dict[str, Tensor]:
@@ -146,9 +172,12 @@ def _state(path: Path) -> dict[str, Tensor]:
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise ShareError(f"{path} cannot be read as a file of weights: {reason}") from None
-    if not isinstance(state, dict) or not all(isinstance(x, Tensor) for x in state.values()):
-        raise ShareError(f"{path} holds no state_dict")
-    return state
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(x, Tensor) and x.is_floating_point()
+        for name, x in state.items()
+    ):
+        raise ShareError(f"{path} holds no state_dict of weights")
+    return {name: tensor.clone() for name, tensor in state.items()}  # some may be one memory
 
 
 def _check(state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
@@ -157,7 +186,9 @@ def _check(state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) 
             raise ShareError(f"{folder / WEIGHTS} has no {name} (by our names)")
     for name, tensor in state.items():
         if name not in expected:
-            raise ShareError(f"{folder / WEIGHTS} has {name} (by our names), the model has not")
+            raise ShareError(
+                f"{folder / WEIGHTS} has {name} (by our names) beside what makes a model"
+            )
         if tensor.shape != expected[name].shape:
             raise ShareError(
                 f"{name} (by our names) is {tuple(tensor.shape)} in {folder / WEIGHTS}, by its "

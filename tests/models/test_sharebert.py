@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,12 @@ def test_report_shows_all_counts() -> None:
     assert "1,075,456" in lines["released"]  # "1.0M outside of embeddings"
     assert "411,564,032" in lines["not shared"]
     assert text.endswith("encoder, 128 tokens: 104.690 GFLOPs")
-    assert "released" not in report(ShareBertConfig.preset("eps"))
+    # Neither EPS nor so short a table have a released model.
+    for config in (
+        ShareBertConfig.preset("eps"),
+        ShareBertConfig.preset("small", vocab_size=8000),
+    ):
+        assert re.search(r"^released +-  +-  +-  +-$", report(config), re.M)
 
 
 def test_the_wide_eps_model() -> None:
@@ -180,7 +186,15 @@ def test_the_wide_eps_model() -> None:
     [
         ({"num_attention_heads": 3}, "hidden_size=16 is no multiple of num_attention_heads=3"),
         ({"vocab_size": 0}, "vocab_size=0"),
-        ({"hidden_size": 16.0}, "hidden_size=16.0"),
+        ({"hidden_size": 16.0}, "hidden_size=16.0 cannot be: it is like 2048"),
+        ({"hidden_size": True}, "hidden_size=True cannot be"),
+        ({"released": "false"}, "released='false' cannot be: it is like False"),
+        ({"layout": 3}, "layout=3 cannot be"),
+        ({"hidden_dropout_prob": 2.0}, "hidden_dropout_prob=2.0 is out of range"),
+        ({"layer_norm_eps": "1e-5"}, "layer_norm_eps='1e-5' cannot be"),
+        ({"released": True, "depth": "none"}, "has its own depth: leave depth='none' out"),
+        ({"released": True, "layout": "column"}, "has its own layout"),
+        ({"released": True, "vocab_size": 150}, "hidden_size=16, and with vocab_size=150 needs 18"),
         ({"sharing": "some"}, "sharing='some' is unknown"),
         ({"sharing": "eps", "released": True}, "no EPS model"),
         ({"sharing": "eps"}, "the table has 8"),
@@ -200,7 +214,7 @@ def test_unknown_preset() -> None:
 
 def test_released_eps_preset() -> None:
     with pytest.raises(ShareError, match="no EPS model"):
-        ShareBert(ShareBertConfig.preset("eps", released=True))
+        ShareBertConfig.preset("eps", released=True)
 
 
 def test_too_long_an_input() -> None:
@@ -244,7 +258,8 @@ def test_against_torchs_encoder(sharing: str, layout: str) -> None:
     real = mask.bool()
     torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-10)
     assert not found[~real].any()
-    torch.testing.assert_close(pooled, torch.tanh(plain.pooler(found[:, 0])))
+    first = found[torch.arange(3), [0, 0, 4]]  # the third row begins with padding
+    torch.testing.assert_close(pooled, torch.tanh(plain.pooler(first)))
 
 
 def test_against_transformers_bert() -> None:
@@ -281,8 +296,9 @@ def test_against_transformers_bert() -> None:
     found, pooled = ours(ids, mask, types)
     real = mask.bool()
     torch.testing.assert_close(found[real], expected[0][real], rtol=0, atol=1e-10)
-    rows = real[:, 0]  # the pooler of a row that begins with padding sees padding there
-    torch.testing.assert_close(pooled[rows], expected[1][rows], rtol=0, atol=1e-10)
+    first = torch.tanh(plain.pooler(found[torch.arange(3), real.int().argmax(1)]))
+    torch.testing.assert_close(pooled, first)
+    torch.testing.assert_close(pooled[:2], expected[1][:2], rtol=0, atol=1e-10)
 
 
 # ---------------------------------------------------------------------- padding
@@ -320,6 +336,24 @@ def test_packed_tokens_alone_are_multiplied() -> None:
     model(ids, mask)
     model(ids, torch.ones_like(mask))
     assert seen == [(int(mask.sum()), 16), (3, 10, 16)]
+
+
+@pytest.mark.parametrize("shape", [(1, 10), (3, 9), (3, 10, 10), (10,)])
+def test_masks_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShareError, match=r"must be \(batch, length\), here \(3, 10\)"):
+        encoder()(batch()[0], torch.ones(shape))
+
+
+def test_left_padding_changes_nothing() -> None:
+    """A row with its padding before it gets the same pooled output; positions count from zero."""
+    model = encoder()
+    ids, _ = batch()
+    mask = torch.ones(3, 10)
+    mask[:, :4] = 0
+    positions = (torch.arange(10) - 4).clamp(min=0).expand(3, -1)
+    for wanted in (None, []):
+        _, pooled = model(ids, mask, position_ids=positions, attentions=wanted)
+        torch.testing.assert_close(pooled, model(ids[:, 4:])[1])
 
 
 def test_a_row_of_padding_alone() -> None:
@@ -362,6 +396,24 @@ def test_compiles_in_one_graph(released: bool) -> None:
     compiled = torch.compile(model, fullgraph=True)
     real = mask.bool()
     torch.testing.assert_close(compiled(ids, mask)[0][real], model(ids, mask)[0][real])
+
+
+def test_gradient_checkpointing_by_itself() -> None:
+    plain, checkpointed = (encoder(**DRY).train() for _ in range(2))
+    checkpointed.gradient_checkpointing = True
+    for model in (plain, checkpointed):
+        model(*batch())[0].sum().backward()
+    expected = gradients(plain)
+    for name, gradient in gradients(checkpointed).items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def test_sharing_ends_with_materialize() -> None:
+    model = encoder()
+    assert model.sharing is not None
+    assert copy.deepcopy(model).sharing.pool is not model.sharing.pool
+    assert paramshare.materialize(model).sharing is None
+    assert encoder(sharing="none").sharing is None
 
 
 @pytest.mark.parametrize("change", [{}, {"released": True}, {"depth": "cycle:3"}])

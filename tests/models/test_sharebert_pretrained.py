@@ -67,6 +67,45 @@ def test_round_trip(change: dict[str, Any], tmp_path: Path) -> None:
         assert again.bert.sharing.plan == model.bert.sharing.plan
 
 
+def test_a_model_that_was_shared_otherwise(tmp_path: Path) -> None:
+    """By the user, after materialize, or without its class having done so: the plan goes along."""
+    plain = build(sharing="none")
+    again = paramshare.materialize(build())
+    for name, model, options in (("plain", plain, {}), ("again", again, {"layout": "column"})):
+        paramshare.share_from_embedding(model.bert, model.bert.embeddings.tokens, **options)
+        model.save_pretrained(tmp_path / name)
+        loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / name)
+        torch.testing.assert_close(loaded(ids()).logits, model(ids()).logits, rtol=0, atol=0)
+
+
+def test_resizing_a_materialized_model(tmp_path: Path) -> None:
+    for change in ({}, {"released": True}):
+        model = paramshare.materialize(build(**change))
+        before = model(ids()).logits
+        model.resize_token_embeddings(300)
+        after = model(ids()).logits
+        assert after.shape == (3, 10, 300)
+        torch.testing.assert_close(after[..., :200], before)
+        model.save_pretrained(tmp_path / str(len(change)))
+        loaded = ShareBertForMaskedLM.from_pretrained(tmp_path / str(len(change)))
+        torch.testing.assert_close(loaded(ids()).logits, after)
+
+
+def test_freezing_the_encoder_leaves_the_head() -> None:
+    model = build(ShareBertForSequenceClassification)
+    for parameter in model.base_model.parameters():
+        parameter.requires_grad_(False)
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+
+
+def test_one_device() -> None:
+    with pytest.raises(ShareError, match="must be on one device"):
+        ShareBertForMaskedLM.from_pretrained("x", device_map={"bert": "cpu", "head": "disk"})
+
+
 @pytest.mark.parametrize("change", KINDS)
 def test_a_folder_holds_what_is_stored_and_no_more(change: dict[str, Any], tmp_path: Path) -> None:
     model = build(**change)
@@ -126,12 +165,14 @@ def test_half_precision(tmp_path: Path) -> None:
     assert model(ids()).logits.dtype is torch.bfloat16
 
 
-def test_a_missing_projection_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert.paramshare.projection", "bert.embeddings.tokens.weight"])
+def test_what_weights_are_read_from_must_be_there(name: str, tmp_path: Path) -> None:
     build().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["bert.paramshare.projection"]
+    del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ShareError, match="projection is missing in the file"):
+    message = f"{name.rpartition('.')[2]} of .* has no values, .* missing in the file"
+    with pytest.raises(ShareError, match=message):
         ShareBertForMaskedLM.from_pretrained(tmp_path)
 
 
@@ -201,6 +242,16 @@ def test_masked_lm_losses() -> None:
             lambda x, y: ((x.squeeze(1) - y) ** 2).mean(),
         ),
         (
+            {"num_labels": 2, "problem_type": "regression"},
+            torch.tensor([[0.0, 1.5], [1.0, 1.0], [0.0, -2.0]]),
+            nn.functional.mse_loss,
+        ),
+        (
+            {"num_labels": 2},
+            torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]),
+            nn.functional.binary_cross_entropy_with_logits,
+        ),
+        (
             {"num_labels": 2, "problem_type": "multi_label_classification"},
             torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]),
             nn.functional.binary_cross_entropy_with_logits,
@@ -227,7 +278,10 @@ def test_token_classification_loss() -> None:
 def test_everything_trainable_gets_a_gradient(kind: Any, change: dict, tmp_path: Path) -> None:
     """DistributedDataParallel takes nothing else; of loaded models, too."""
     build(kind, **change).save_pretrained(tmp_path)
-    for model in (build(kind, **change), kind.from_pretrained(tmp_path)):
+    materialized = build(kind, **change)
+    if change.get("sharing") != "none":
+        paramshare.materialize(materialized)
+    for model in (build(kind, **change), kind.from_pretrained(tmp_path), materialized.train()):
         out = model(ids(), labels=ids() % 2) if kind is not ShareBertModel else model(ids())
         (sum(x.sum() for x in out.values()) if kind is ShareBertModel else out.loss).backward()
         without = [

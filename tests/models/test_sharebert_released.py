@@ -188,7 +188,8 @@ def folder_of(case: str, path: Path, classifier: bool = False) -> Path:
         theirs = {k: x for k, x in theirs.items() if k.startswith("bert.")}
         theirs |= {f"classifier.{k}": x for k, x in part(case, "classifier").items()}
     torch.save(theirs, path / "pytorch_model.bin")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(195))]
+    words = range(released_config(case)["vocab_size"] - 5)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in words)]
     (path / "vocab.txt").write_text("\n".join(pieces))
     return path
 
@@ -202,7 +203,9 @@ def test_import(case: str, tmp_path: Path) -> None:
     model = AutoModelForMaskedLM.from_pretrained(out)
     assert isinstance(model, ShareBertForMaskedLM)
     close(model(**inputs(case)).logits, part(case, "out")["mlm_logits"])
-    assert AutoTokenizer.from_pretrained(out)("w1 w7").input_ids == [2, 6, 12, 3]
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer("w1 w7").input_ids == [2, 6, 12, 3]
+    assert tokenizer.model_max_length == config(case).max_position_embeddings
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
@@ -261,6 +264,19 @@ def damage(theirs: Path, how: str) -> None:
             settings.write_text(json.dumps(config))
         case "too narrow":
             settings.write_text(json.dumps({**config, "intermediate_size": 64}))
+        case "other norms":
+            settings.write_text(json.dumps({**config, "encoder_ln_mode": "foo"}))
+        case "whole numbers":
+            torch.save({k: x.long() for k, x in tensors.items()}, weights)
+        case "null":
+            settings.write_text(json.dumps({**config, "hidden_dropout_prob": None}))
+        case "other vocabulary":
+            (theirs / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+        case "other text":
+            (theirs / "vocab.txt").write_bytes(b"\xff\xfe")
+        case "two heads":
+            extra = {f"classifier.{k}": x for k, x in part("A", "classifier").items()}
+            torch.save({**tensors, **extra}, weights)
         case "other activation":
             settings.write_text(json.dumps({**config, "hidden_act": "relu"}))
 
@@ -278,8 +294,14 @@ def damage(theirs: Path, how: str) -> None:
         ("other size", r"positions.weight .* is \(12, 16\) .* should be \(13, 16\)"),
         ("other heads", "hidden_size=16 is no multiple of num_attention_heads=3"),
         ("no config", "config.json cannot be read"),
-        ("plain bert", "has no factor_size"),
-        ("too narrow", "needs 22 columns, virtual_dim=16"),
+        ("plain bert", "does not have a known factor_size"),
+        ("too narrow", "hidden_size=16, and with vocab_size=200 needs 22"),
+        ("other norms", "does not have a known foo"),
+        ("whole numbers", "holds no state_dict of weights"),
+        ("null", "hidden_dropout_prob=None cannot be"),
+        ("other vocabulary", "has 2 tokens, the table 200"),
+        ("other text", "vocab.txt cannot be read"),
+        ("two heads", "has head.bias .* beside what makes a model"),
         ("other activation", "hidden_act='relu' cannot be converted"),
     ],
 )
@@ -289,6 +311,23 @@ def test_a_damaged_folder_is_one_error(how: str, message: str, tmp_path: Path) -
     with pytest.raises(ShareError, match=message):
         import_sharebert(theirs, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_names_of_labels(tmp_path: Path) -> None:
+    theirs = folder_of("A", tmp_path / "theirs", classifier=True)
+    settings = theirs / "config.json"
+    config = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**config, "id2label": {"0": "bad", "1": "good"}}))
+    assert import_sharebert(theirs, tmp_path / "out").config.label2id == {"bad": 0, "good": 1}
+    settings.write_text(json.dumps({**config, "id2label": {"0": "bad"}}))
+    with pytest.raises(ShareError, match="does not name the 2 labels"):
+        import_sharebert(theirs, tmp_path / "other")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ShareError, match="cannot be written"):
+        import_sharebert(folder_of("A", tmp_path / "theirs"), tmp_path / "file" / "out")
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
