@@ -1,12 +1,13 @@
 """Trains all models of the comparison on the same text and judges them, in one command.
 
-    python recipes/bert_mlm/compare.py              # the whole; about four hours on two cores
-    python recipes/bert_mlm/compare.py --show       # only the table and the plot
+    python recipes/bert_mlm/compare.py            # the whole; about four hours on two cores
+    python recipes/bert_mlm/compare.py --show     # only the table and the plot of what there is
 
-First short probes choose every model's learning rate, and ShareBERT's table gradient; then all are
+First short probes choose the learning rates, and ShareBERT's table gradient; then all models are
 pretrained, with the same steps and tokens, finetuned with two seeds, and measured. ShareBERT and
-the rival next to it get a second seed. Every finished run is a line of probes.jsonl or
-results.jsonl beside this file and is not repeated. The same command goes on from there.
+the best rival of its size get a second seed. Every finished run is a line of probes.jsonl or
+results.jsonl in RESULTS and is not repeated: the same command goes on from there. The table and
+the plot are written there, too (README.md, between its marks, and results.png).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import lineup
 import report
+import training
+from evaluate import QUESTIONS, SIMILARITIES
+from folders import load_tokenizer
+from masking import data_digest, load_blocks
 from pretrain import DATA
-from script import run_script
-from stages import UserError
+from script import check_installed, run_script
+from stages import UserError, only_one
 
-HERE = Path(__file__).resolve().parent
 STEPS, PROBE_STEPS = 8000, 1000
 RATES = (5e-4, 1e-3, 2e-3)  # and further, while the best is the first or the last
 LOWEST, HIGHEST = 1.25e-4, 1.6e-2
@@ -54,7 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, metavar="DIR", help="of the models (default: DATA/models)"
     )
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", default=HERE, help="of the lines (%(default)s)"
+        "--results", type=Path, metavar="DIR", help="of lines and table (default: DATA/results)"
     )
     parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help="%(default)s")
     parser.add_argument(
@@ -71,9 +75,33 @@ class Comparison:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.models = (args.out or args.data / "models").resolve()
-        self.models.mkdir(parents=True, exist_ok=True)
-        self.probes = report.read(args.results / "probes.jsonl")
-        self.rows = report.read(args.results / "results.jsonl")
+        self.results = args.results or args.data / "results"
+        self.data = data_digest(args.data)
+        self.vocabulary = len(load_tokenizer(args.data / "tokenizer"))
+        self.length = load_blocks(args.data / "blocks", "dev")[0].shape[1]
+        self.probes = report.read(self.results / "probes.jsonl")
+        self.rows = report.read(self.results / "results.jsonl")
+
+    def identity(self, name: str, steps: int) -> Row:
+        """What a line must agree in: the model to its last option, the data, the steps."""
+        config = lineup.configuration(name, self.vocabulary, self.length).to_dict()
+        del config["transformers_version"]
+        return {
+            "model": name,
+            "config": training.digest_of(config),
+            "data": self.data,
+            "steps": steps,
+        }
+
+    def shown(self) -> list[Row]:
+        """The rows of these steps, this data, and models as they are now."""
+        steps = self.args.steps
+        return [
+            row
+            for row in self.rows
+            if row["model"] in lineup.LINEUP
+            and self.identity(row["model"], steps).items() <= row.items()
+        ]
 
     # ------------------------------------------------------------------ probes
 
@@ -95,7 +123,7 @@ class Comparison:
         return {name: best[name] for name in ("lr", "table_gradient")}
 
     def probe(self, name: str, **settings: Any) -> Row:
-        row = {"model": name, "steps": self.args.probe_steps, **settings}
+        row = {**self.identity(name, self.args.probe_steps), **settings}
         for done in self.probes:
             if row.items() <= done.items():
                 return done
@@ -110,12 +138,12 @@ class Comparison:
     # ------------------------------------------------------------------ rows
 
     def row(self, name: str, seed: int) -> Row:
-        wanted = {"model": name, "seed": seed, "steps": self.args.steps}
+        wanted = {**self.identity(name, self.args.steps), "seed": seed}
         for done in self.rows:
             if wanted.items() <= done.items():
                 return done
         row: Row = {**wanted, **self.settings(name)}
-        folder = self.models / f"{name}-{seed}"
+        folder = self.folder(name, seed)
         row["command"] = self.pretrain(name, folder, row)
         row.update(report.sizes(folder))
         found = self.measure(folder, "mlm,words,analogies")
@@ -126,6 +154,9 @@ class Comparison:
         row["finetuned"] = [self.finetune(folder, number) for number in FINETUNING_SEEDS]
         self.keep(self.rows, row, "results.jsonl")
         return row
+
+    def folder(self, name: str, seed: int) -> Path:
+        return self.models / f"{name}-{seed}-{self.args.steps}"
 
     def pretrain(self, name: str, folder: Path, row: Row) -> str:
         options = ["--steps", row["steps"], "--lr", row["lr"], "--seed", row.get("seed", 1)]
@@ -149,18 +180,18 @@ class Comparison:
 
     def time(self) -> None:
         """Gives the rows the training speed of their models, all measured in one run, as a share
-        of the dense one's (without it, of the fastest)."""
-        if all("speed" in row for row in self.rows):
+        of the dense one's. Of what was trained elsewhere there is nothing to measure."""
+        rows = [row for row in self.shown() if self.folder(row["model"], 1).is_dir()]
+        if all("speed" in row for row in rows) or not any(r["model"] == "bert" for r in rows):
             return
-        folders = {row["model"]: self.models / f"{row['model']}-1" for row in self.rows}
-        speeds = report.speeds(folders)
-        for row in self.rows:
-            row["speed"] = speeds[row["model"]] / speeds.get("bert", max(speeds.values()))
-        report.write(self.args.results / "results.jsonl", self.rows)
+        speeds = report.speeds({row["model"]: self.folder(row["model"], 1) for row in rows})
+        for row in rows:
+            row["speed"] = speeds[row["model"]] / speeds["bert"]
+        report.write(self.results / "results.jsonl", self.rows)
 
     def keep(self, rows: list[Row], row: Row, name: str) -> None:
         rows.append(row)
-        report.write(self.args.results / name, rows)
+        report.write(self.results / name, rows)
         print(json.dumps(row), flush=True)
 
 
@@ -177,23 +208,41 @@ def _loss(row: Row) -> float:
     return row["mlm_loss"]
 
 
-def compare(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
+    """What is needed at the end of hours must be there at their beginning."""
     for name in args.models:
         if name not in lineup.LINEUP:
             raise UserError(f"--models {name} is unknown: use some of {', '.join(lineup.LINEUP)}")
+    needed = [args.data / "labelled" / f"{split}.jsonl" for split in SPLITS]
+    needed += [args.data / "words" / name for name in (*SIMILARITIES.values(), QUESTIONS)]
+    for path in needed:
+        if not path.is_file():
+            raise UserError(f"{path} is not there: run prepare.py again; it says what is MISSING")
+
+
+def compare(args: argparse.Namespace) -> None:
+    check_installed({"matplotlib": "matplotlib"})
+    check(args)
     comparison = Comparison(args)
     if not args.show:
-        for name in args.models:
-            comparison.settings(name)
-        rows = {name: comparison.row(name, 1) for name in args.models}
-        rivals = [row for name, row in rows.items() if name in SAME_SIZE]
-        if "share" in rows and rivals:
-            comparison.row("share", 2)
-            comparison.row(min(rivals, key=_loss)["model"], 2)
-        comparison.time()
-    if not comparison.rows:
-        raise UserError(f"{args.results} has no results.jsonl yet: leave --show out")
-    report.show(comparison.rows, args.results)
+        comparison.results.mkdir(parents=True, exist_ok=True)
+        with only_one(comparison.models):
+            train_all(comparison, args.models)
+    rows = comparison.shown()
+    if not rows:
+        raise UserError(f"{comparison.results} has no lines of this yet: leave --show out")
+    report.show(rows, comparison.results)
+
+
+def train_all(comparison: Comparison, names: list[str]) -> None:
+    for name in names:
+        comparison.settings(name)
+    rows = {name: comparison.row(name, 1) for name in names}
+    rivals = [row for name, row in rows.items() if name in SAME_SIZE]
+    if "share" in rows and rivals:
+        comparison.row("share", 2)
+        comparison.row(min(rivals, key=_loss)["model"], 2)
+    comparison.time()
 
 
 def main(arguments: list[str] | None = None) -> int:

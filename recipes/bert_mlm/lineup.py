@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rivals import LowRankBertConfig
+from rivals import LowRankBertConfig, OneLayerBertConfig
 from stages import UserError
-from transformers import AlbertConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from paramshare.models.sharebert import PRESETS
 from paramshare.models.sharebert_pretrained import ShareBertConfig
 
-# No dropout: none of them sees a text twice.
+# No dropout: in the comparison none of them sees a text twice.
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -27,20 +27,20 @@ def _sizes(features: int, width: int, layers: int = 4) -> dict[str, Any]:
     }
 
 
-_SHARE = _sizes(64, 256)
+_SHARE = _sizes(64, 192)
 LINEUP: dict[str, tuple[str, type[PreTrainedConfig], dict[str, Any]]] = {
-    "bert": ("BERT, dense", ShareBertConfig, {**_sizes(256, 256), "sharing": "none"}),
-    # Its table must have the columns: twice the features of the others.
-    "share-eps": ("ShareBERT, EPS", ShareBertConfig, {**_sizes(128, 256), "sharing": "eps"}),
+    "bert": ("BERT, dense", ShareBertConfig, {**_sizes(192, 192), "sharing": "none"}),
+    # Of the 64 columns of its table it needs all.
+    "share-eps": ("ShareBERT, EPS", ShareBertConfig, {**_SHARE, "sharing": "eps"}),
     "share-column": ("ShareBERT, VEPS column", ShareBertConfig, {**_SHARE, "layout": "column"}),
     "share": ("ShareBERT, VEPS aligned", ShareBertConfig, _SHARE),
     "share-blocks": ("ShareBERT, VEPS, 2 blocks", ShareBertConfig, {**_SHARE, "blocks": 2}),
-    "share-half-width": ("ShareBERT, half the width", ShareBertConfig, _sizes(64, 128)),
-    "share-half-depth": ("ShareBERT, half the depth", ShareBertConfig, _sizes(64, 256, 2)),
+    "share-half-width": ("ShareBERT, half the width", ShareBertConfig, _sizes(64, 96)),
+    "share-half-depth": ("ShareBERT, half the depth", ShareBertConfig, _sizes(64, 192, 2)),
     # At the stored size of "share".
-    "bert-narrow": ("BERT, narrow", ShareBertConfig, {**_sizes(56, 56), "sharing": "none"}),
-    "albert": ("ALBERT", AlbertConfig, {**_sizes(48, 120), "hidden_act": "gelu"}),
-    "low-rank": ("BERT, low-rank", LowRankBertConfig, {**_sizes(48, 128), "rank": 20}),
+    "bert-narrow": ("BERT, narrow", ShareBertConfig, {**_sizes(52, 52), "sharing": "none"}),
+    "albert": ("ALBERT: one layer", OneLayerBertConfig, _sizes(48, 116)),
+    "low-rank": ("BERT, low-rank", LowRankBertConfig, {**_sizes(48, 128), "rank": 17}),
 }
 
 

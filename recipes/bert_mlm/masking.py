@@ -7,6 +7,8 @@ it may be, sees what it would have seen.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,3 +90,17 @@ def load_blocks(folder: Path, split: str) -> list[np.ndarray]:
     if not paths:
         raise UserError(f"{folder} has no {split}*.npy: run prepare.py first, or give its --data")
     return [np.load(path, mmap_mode="r") for path in paths]
+
+
+def data_digest(folder: Path) -> str:
+    """Of the blocks in prepare.py's folder: its stamp says what text, tokenizer and length they
+    are made from."""
+    stamp = folder / "blocks" / "stamp.json"
+    content = json.loads(stamp.read_text("utf-8"))["settings"] if stamp.is_file() else {}
+    content.pop("code", None)
+    shapes = [
+        list(block.shape)
+        for split in ("train", "dev")
+        for block in load_blocks(folder / "blocks", split)
+    ]
+    return hashlib.sha256(json.dumps([content, shapes]).encode()).hexdigest()[:16]

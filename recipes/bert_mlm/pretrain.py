@@ -74,7 +74,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--table-gradient",
         type=float,
-        metavar="X",
+        metavar="N",
         help="ShareBERT: share of the weights' gradient that reaches the table",
     )
     parser.add_argument("--whole-words", action="store_true", help="mask whole words")
@@ -93,31 +93,34 @@ def settings_of(args: argparse.Namespace, small: bool) -> Settings:
         f.name: getattr(default, f.name) if getattr(args, f.name) is None else getattr(args, f.name)
         for f in fields(Settings)
     }
-    for name, value in chosen.items():
-        if value < 0 or (value == 0 and name not in ("warmup", "weight_decay")):
-            raise UserError(f"--{name.replace('_', '-')} {value} is out of range")
-    if chosen["warmup"] > 1:
+    if not 0 <= chosen["warmup"] <= 1:
         raise UserError(f"--warmup {chosen['warmup']} is a share of the steps: use 0 to 1")
+    if not chosen["weight_decay"] >= 0:
+        raise UserError(f"--weight-decay {chosen['weight_decay']} must be at least 0")
     return Settings(**chosen)
 
 
 def pretrain(args: argparse.Namespace) -> None:
     # Not at the top of the file, so that --help and check_installed need nothing installed.
     import lineup
+    import torch
     import training
     from folders import load_tokenizer
-    from masking import Blocks, Masks, load_blocks
+    from masking import Blocks, Masks, data_digest, load_blocks
     from torch.utils.data import SequentialSampler
     from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments, set_seed
 
     from paramshare import ShareError
 
+    training.check_positive(args, "steps", "batch", "micro_batch", "lr", "clip", "save_every")
     settings = settings_of(args, args.model in lineup.LINEUP)
     blocks = load_blocks(args.data / "blocks", "train")
     length = blocks[0].shape[1]
     tokenizer = load_tokenizer(args.data / "tokenizer")
     config = lineup.configuration(args.model, len(tokenizer), length)
     if args.table_gradient is not None:
+        if config.sharing == "none":
+            raise UserError(f"--table-gradient is not for {args.model}, which shares nothing")
         config.table_gradient = args.table_gradient
     set_seed(args.seed)
     try:
@@ -134,9 +137,10 @@ def pretrain(args: argparse.Namespace) -> None:
     masks = Masks(tokenizer, args.whole_words)
     examples = Blocks(blocks, masks, args.seed, settings.steps * settings.batch)
     made_from = {
-        **training.settings_of(args, data=training.digest_of([str(block[0]) for block in blocks])),
+        **training.settings_of(args, data=data_digest(args.data)),
         **vars(settings),
     }
+    del made_from["micro_batch"]  # a smaller one must do where memory was too small
     if training.begin(args.out, made_from):
         training.say(f"{args.out} is there: finished before")
         return
@@ -153,8 +157,14 @@ def pretrain(args: argparse.Namespace) -> None:
         adam_beta2=0.98,
         adam_epsilon=1e-6,
         logging_steps=max(1, min(100, settings.steps // 20)),
+        dataloader_num_workers=4 if torch.cuda.is_available() else 0,
         **training.common(args),
     )
+    if arguments.n_gpu > 1:
+        raise UserError(
+            f"there are {arguments.n_gpu} GPUs: start one process for each, by torchrun "
+            f"--nproc-per-node {arguments.n_gpu}, or show one (CUDA_VISIBLE_DEVICES)"
+        )
 
     class InOrder(Trainer):
         """The data set has the order of the run already."""

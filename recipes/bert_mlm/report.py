@@ -77,13 +77,14 @@ def speeds(folders: dict[str, Path], batch: int = 16, steps: int = 5) -> dict[st
 
 
 def show(rows: list[Row], folder: Path) -> None:
-    """Prints the table, and writes it into README.md and the plot to results.png in `folder`."""
+    """Prints the table and writes the plot to results.png in `folder`, and the table into its
+    README.md, if that has the marks between which it belongs."""
     text = table(rows)
     print(text)
     readme = folder / "README.md"
-    if readme.exists():
-        before, _, rest = readme.read_text("utf-8").partition(START)
-        _, _, after = rest.partition(END)
+    before, start, rest = (readme.read_text("utf-8") if readme.exists() else "").partition(START)
+    _, end, after = rest.partition(END)
+    if start and end:
         part = readme.with_name(".README.md")
         part.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
         part.replace(readme)

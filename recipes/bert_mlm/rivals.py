@@ -1,8 +1,9 @@
-"""Other ways to make a BERT small: a low-rank one, whose classes load through the Auto classes.
-(ALBERT is transformers' own; a narrow BERT is ours without sharing.)"""
+"""Rivals: other ways to make the same encoder small. Their classes load through the Auto classes.
+(A narrow BERT is ours without sharing.)"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -13,12 +14,59 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from paramshare.models.sharebert import Layer
 from paramshare.models.sharebert_pretrained import (
     ShareBertConfig,
     ShareBertForMaskedLM,
     ShareBertForSequenceClassification,
     ShareBertModel,
 )
+
+# ---------------------------------------------------------------------- ALBERT: one layer
+
+
+class OneLayerBertConfig(ShareBertConfig):
+    """ShareBERT without sharing from the table, one layer standing at every depth."""
+
+    model_type = "one-layer-bert"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "sharing": "none"})
+
+
+class Repeated(nn.ModuleList):
+    """One layer, so many times over."""
+
+    def __init__(self, layer: Layer, times: int) -> None:
+        super().__init__([layer])
+        self.times = times
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self[0] for _ in range(self.times))
+
+
+class _OneLayer:
+    config_class = OneLayerBertConfig
+
+    def _finish(self) -> None:
+        layers = self.bert.layers  # type: ignore[attr-defined]
+        self.bert.layers = Repeated(layers[0], len(layers))  # type: ignore[attr-defined]
+        super()._finish()  # type: ignore[misc]
+
+
+class OneLayerBertModel(_OneLayer, ShareBertModel):
+    pass
+
+
+class OneLayerBertForMaskedLM(_OneLayer, ShareBertForMaskedLM):
+    pass
+
+
+class OneLayerBertForSequenceClassification(_OneLayer, ShareBertForSequenceClassification):
+    pass
+
+
+# ---------------------------------------------------------------------- low rank
 
 
 class LowRankBertConfig(ShareBertConfig):
@@ -64,7 +112,23 @@ class LowRankBertForSequenceClassification(_LowRank, ShareBertForSequenceClassif
     pass
 
 
-AutoConfig.register(LowRankBertConfig.model_type, LowRankBertConfig)
-AutoModel.register(LowRankBertConfig, LowRankBertModel)
-AutoModelForMaskedLM.register(LowRankBertConfig, LowRankBertForMaskedLM)
-AutoModelForSequenceClassification.register(LowRankBertConfig, LowRankBertForSequenceClassification)
+# ---------------------------------------------------------------------- Auto classes
+
+for _config, _model, _masked_lm, _classifier in (
+    (
+        OneLayerBertConfig,
+        OneLayerBertModel,
+        OneLayerBertForMaskedLM,
+        OneLayerBertForSequenceClassification,
+    ),
+    (
+        LowRankBertConfig,
+        LowRankBertModel,
+        LowRankBertForMaskedLM,
+        LowRankBertForSequenceClassification,
+    ),
+):
+    AutoConfig.register(_config.model_type, _config)
+    AutoModel.register(_config, _model)
+    AutoModelForMaskedLM.register(_config, _masked_lm)
+    AutoModelForSequenceClassification.register(_config, _classifier)

@@ -6,20 +6,23 @@ is.
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from pretrain import PRECISIONS
 from stages import UserError
 from transformers import Trainer, TrainingArguments
 
-SETTINGS, RESULTS, CHECKPOINTS = "settings.json", "results.json", "checkpoints"
+SETTINGS, RESULTS, CHECKPOINTS, LOCK = "settings.json", "results.json", "checkpoints", ".lock"
+_held: dict[Path, IO[str]] = {}
 LENGTH = 128
 
 
@@ -47,9 +50,9 @@ def add_options(
 
 def arguments(args: argparse.Namespace, **options: Any) -> TrainingArguments:
     """Trainer's. UserError where the options make no sense."""
-    for name in ("epochs", "lr", "batch", "save_every"):
-        if getattr(args, name) <= 0:
-            raise UserError(f"--{name.replace('_', '-')} must be more than 0")
+    check_positive(args, "epochs", "lr", "batch", "save_every")
+    if args.warmup < 0:
+        raise UserError(f"--warmup {args.warmup} must be at least 0")
     devices = int(os.environ.get("WORLD_SIZE", "1"))
     if args.batch % devices:
         raise UserError(f"--batch {args.batch} cannot be divided among {devices} devices")
@@ -67,6 +70,17 @@ def arguments(args: argparse.Namespace, **options: Any) -> TrainingArguments:
         **common(args),
         **options,
     )
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """UserError unless all these options are more than 0, where they were given, and the seed is
+    none below 0."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')} {value} must be more than 0")
+    if not 0 <= args.seed < 1 << 32:
+        raise UserError(f"--seed {args.seed} must be from 0 to {(1 << 32) - 1:,}")
 
 
 def common(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,7 +122,9 @@ def settings_of(args: argparse.Namespace, **made_from: str) -> dict[str, Any]:
 
 def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The results, if a training with these settings has ended in `out`; else None, and `out` is
-    there. UserError if it is the folder of something else."""
+    there and this process's. UserError if it is the folder of something else, or in use."""
+    while not _is_first() and not (out / SETTINGS).is_file():
+        time.sleep(0.1)  # the first process looks and makes it
     if (out / SETTINGS).is_file():
         before = json.loads((out / SETTINGS).read_text("utf-8"))
         for name in settings:
@@ -117,14 +133,26 @@ def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
                     f"{out} was begun with {name} {before.get(name)}, not {settings[name]}: delete"
                     " it, or give another --out"
                 )
-    elif out.exists() and (not out.is_dir() or any(out.glob("[!.]*"))):
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already, and not this script's: give another --out")
-    elif _is_first():
+    else:
         out.mkdir(parents=True, exist_ok=True)
         _write(out / SETTINGS, settings)
     if (out / RESULTS).is_file():
         return json.loads((out / RESULTS).read_text("utf-8"))
+    if _is_first():
+        _hold(out)
     return None
+
+
+def _hold(out: Path) -> None:
+    """Until the end of the training, or of the process."""
+    lock = open(out / LOCK, "w")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process is training {out}: wait for it to end") from None
+    _held[out] = lock
 
 
 def train(trainer: Trainer, out: Path) -> None:
@@ -140,7 +168,8 @@ def last_checkpoint(folder: Path) -> str | None:
             json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
             whole.append(checkpoint)
         except (OSError, ValueError):
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            if _is_first():
+                shutil.rmtree(checkpoint, ignore_errors=True)
     last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     return None if last is None else str(last)
 
@@ -151,12 +180,15 @@ def finish(trainer: Trainer, out: Path, results: dict[str, Any]) -> None:
     if trainer.is_world_process_zero():
         _write(out / RESULTS, results)
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+        (out / LOCK).unlink()
+        _held.pop(out).close()
 
 
 def digest(folder: Path) -> str:
-    """Of the model in a folder."""
+    """Of the model and the tokenizer in a folder."""
     whole = hashlib.sha256()
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    names = ("config.json", "tokenizer.json", "*.safetensors", "*.bin")
+    for path in sorted(path for name in names for path in folder.glob(name)):
         with open(path, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()[:16]

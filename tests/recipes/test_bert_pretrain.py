@@ -19,7 +19,7 @@ from loading import RECIPES, load
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-masking, pretrain = load("bert_mlm", "masking", "pretrain")
+masking, training = load("bert_mlm", "masking", "training")
 SCRIPT = RECIPES / "bert_mlm" / "pretrain.py"
 
 
@@ -162,6 +162,16 @@ def test_a_killed_run_goes_on_to_the_same_losses(data: Path, whole: Path, tmp_pa
     assert losses(out) == pytest.approx(losses(whole), abs=1e-6)
 
 
+@pytest.mark.parametrize("model", ["albert", "low-rank"])
+def test_accumulation_does_not_change_a_rival(model: str, data: Path, tmp_path: Path) -> None:
+    """Not but for the mean over each micro-batch, whose number of masked tokens differs."""
+    for micro in (8, 4):
+        options = ("--steps", 2, "--batch", 8, "--micro-batch", micro)
+        done = python(*command(data, tmp_path / str(micro), *options, model=model))
+        assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "4") == pytest.approx(losses(tmp_path / "8"), rel=0.05)
+
+
 def test_two_processes_do_the_same(data: Path, whole: Path, tmp_path: Path) -> None:
     """By torchrun; each takes one of the two parts of a batch."""
     out = tmp_path / "two"
@@ -177,7 +187,9 @@ def test_two_processes_do_the_same(data: Path, whole: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--lr", -1), "--lr -1.0 is out of range"),
+        (("--lr", -1), "--lr -1.0 must be more than 0"),
+        (("--lr", "nan"), "--lr nan must be more than 0"),
+        (("--seed", -1), "--seed -1 must be from 0"),
         (("--warmup", 2), "--warmup 2.0 is a share"),
         (("--batch", 9), "--batch 9 is no multiple of --micro-batch 4"),
         (("--table-gradient", 3), "table_gradient=3.0 is out of range"),
@@ -191,6 +203,28 @@ def test_bad_options(options: tuple, message: str, data: Path, tmp_path: Path) -
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_table_gradient_of_what_shares_nothing(data: Path, tmp_path: Path) -> None:
+    done = python(*command(data, tmp_path / "out", "--table-gradient", 0.1, model="albert"))
+    assert done.returncode == 1
+    assert "--table-gradient is not for albert" in done.stderr
+
+
+def test_a_folder_in_use(data: Path, tmp_path: Path) -> None:
+    """Two commands for one folder: the second one says so, the first one ends well."""
+    out = tmp_path / "both"
+    options = ("--steps", 6, "--batch", 8, "--micro-batch", 4)
+    first = subprocess.Popen([sys.executable, *command(data, out, *options)], stdout=-3, stderr=-3)
+    while not (out / ".lock").exists():
+        assert first.poll() is None
+        time.sleep(0.01)
+    second = training.begin
+    with pytest.raises(training.UserError, match="another process is training"):
+        second(out, json.loads((out / "settings.json").read_text()))
+    assert first.wait() == 0
+    assert (out / "results.json").exists()
+    assert not (out / ".lock").exists()
 
 
 def test_an_unknown_model(data: Path, tmp_path: Path) -> None:
@@ -229,6 +263,19 @@ def test_compare(data: Path, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert "pretrain.py" not in again.stdout
     assert (results / "README.md").read_text() == text
+
+    # Of other steps, or other data, there is nothing yet.
+    other = shutil.copytree(data, tmp_path / "other")
+    blocks = np.load(other / "blocks/dev.npy")
+    np.save(other / "blocks/dev.npy", blocks[:-1])
+    for more in (("--steps", 3), ("--data", other)):
+        none = python(script, *options, "--show", *more)
+        assert none.returncode == 1
+        assert "has no lines of this yet" in none.stderr
+    (other / "words/simlex999.txt").unlink()
+    missing = python(script, *options, "--data", other)
+    assert missing.returncode == 1
+    assert "simlex999.txt is not there" in missing.stderr
 
 
 def check(rows: list[dict[str, Any]], probes: list[str]) -> None:
