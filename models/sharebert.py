@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from paramshare.errors import ShareError
+from paramshare.layout import fit
 from paramshare.marks import pools, sources
 from paramshare.report import Sharing, count_parameters
 from paramshare.sharing import share_from_embedding
@@ -119,13 +119,12 @@ class ShareBertConfig:
             value, default = getattr(self, name), getattr(ShareBertConfig, name)
             if value != default:
                 raise ShareError(f"released=True has its own {name}: leave {name}={value!r} out")
-        # Eq. 3 and 4 of the paper.
-        square = ceil(self.hidden_size**2 / self.vocab_size)
-        wide = ceil(self.hidden_size * self.intermediate_size / self.vocab_size)
+        h, i = self.hidden_size, self.intermediate_size
+        square, wide = (fit("token", h, cols, self.vocab_size, None)[1] for cols in (h, i))
         needed = (5 if self.share_pooler else 4) * square + 2 * wide
-        if needed > self.hidden_size:
+        if needed > h:
             raise ShareError(
-                f"released=True has as many columns as hidden_size={self.hidden_size}, and with "
+                f"released=True has as many columns as hidden_size={h}, and with "
                 f"vocab_size={self.vocab_size} needs {needed}: use released=False, or other sizes"
             )
 
