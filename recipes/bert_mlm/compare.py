@@ -29,7 +29,7 @@ from evaluate import QUESTIONS, SIMILARITIES
 from folders import load_tokenizer
 from masking import data_digest, load_blocks
 from pretrain import DATA
-from script import check_installed, run_script
+from script import check_installed, parser, run_script
 from stages import UserError, only_one
 
 STEPS, PROBE_STEPS = 8000, 1000
@@ -47,26 +47,23 @@ Row = dict[str, Any]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--data", type=Path, metavar="DIR", default=DATA, help="of prepare.py (%(default)s)"
     )
-    parser.add_argument(
+    options.add_argument(
         "--out", type=Path, metavar="DIR", help="of the models (default: DATA/models)"
     )
-    parser.add_argument(
+    options.add_argument(
         "--results", type=Path, metavar="DIR", help="of lines and table (default: DATA/results)"
     )
-    parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help="%(default)s")
-    parser.add_argument(
+    options.add_argument("--steps", type=int, metavar="N", default=STEPS, help="%(default)s")
+    options.add_argument(
         "--probe-steps", type=int, metavar="N", default=PROBE_STEPS, help="%(default)s"
     )
-    parser.add_argument("--models", nargs="+", metavar="NAME", default=list(lineup.LINEUP))
-    parser.add_argument("--show", action="store_true", help="train nothing, show what there is")
-    return parser.parse_args(arguments)
+    options.add_argument("--models", nargs="+", metavar="NAME", default=list(lineup.LINEUP))
+    options.add_argument("--show", action="store_true", help="train nothing, show what there is")
+    return options.parse_args(arguments)
 
 
 class Comparison:

@@ -16,34 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BATCH = 64
-LOSSES = ("mse", "kl")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", type=Path, metavar="TEACHER", help="a folder of finetune.py")
-    parser.add_argument("student", type=Path, metavar="STUDENT", help="a pretrained model")
-    parser.add_argument(
-        "--loss",
-        choices=LOSSES,
-        default="mse",
-        help="mse: of the logits; kl: of the probabilities (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=2.0,
-        metavar="T",
-        help="kl: by which logits are divided (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--hard",
-        type=float,
-        default=0.3,
-        metavar="W",
-        help="weight of the texts' own labels, the teacher has the rest (default: %(default)s)",
-    )
-    examples.add_options(parser)
-    training.add_options(parser, epochs=5, lr=5e-5, batch=64, warmup=50)
 
 
 def distil(args: argparse.Namespace) -> None:
@@ -68,7 +40,7 @@ def distil(args: argparse.Namespace) -> None:
             logits = teaching.outputs(
                 [example.texts for example in data.splits["train"]],
                 teacher.logits,
-                made_from["teacher"],
+                teaching.Key("logits", made_from["teacher"], teacher.length),
                 args.cache,
             )
         distance = loss(args.loss, args.temperature, args.hard, data.names is None)
@@ -82,6 +54,7 @@ class Teacher:
     def __init__(self, folder: Path, names: list[str] | None) -> None:
         self.model = load_classifier(folder)
         self.tokenizer = load_tokenizer(folder)
+        self.length = training.choose_length(None, longest_input(self.model, self.tokenizer))
         found = [str(self.model.config.id2label[n]) for n in range(self.model.config.num_labels)]
         if found != names and not (names is None and len(found) == 1):
             raise UserError(
@@ -91,8 +64,7 @@ class Teacher:
 
     def logits(self, texts: teaching.Texts) -> np.ndarray:
         model = self.model.eval().to(device())
-        length = training.choose_length(None, longest_input(model, self.tokenizer))
-        collate = Collator(self.tokenizer, length, regression=True)
+        collate = Collator(self.tokenizer, self.length, regression=True)
         order = teaching.shortest_first(texts)
         rows = np.empty((len(texts), model.config.num_labels), np.float32)
         for start in range(0, len(texts), BATCH):

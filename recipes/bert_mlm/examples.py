@@ -1,18 +1,22 @@
 """Labelled texts: what a model is finetuned on, and judged by."""
 
+from __future__ import annotations
+
 import argparse
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import glue
-import metrics
-from metrics import Measure
 from rows import Row, read_rows
 from stages import UserError
+
+if TYPE_CHECKING:
+    from metrics import Measure
 
 MOST_SHOWN = 10  # labels
 COLUMNS = (("text",), ("text2",), ("label",))  # of files of one's own
@@ -28,14 +32,18 @@ class Example(NamedTuple):
 @dataclass
 class Data:
     """`splits` has train, dev and perhaps test; `names` are those of the classes, None where
-    numbers are to be predicted; `measure` says how good predictions are."""
+    numbers are to be predicted; `measure` says how good predictions are; `left_out` counts rows
+    without a label."""
 
     splits: dict[str, list[Example]]
     names: list[str] | None
     measure: Measure
+    left_out: int = 0
 
     def describe(self) -> str:
         counts = ", ".join(f"{name} {len(split):,}" for name, split in self.splits.items())
+        if self.left_out:
+            counts += f" ({self.left_out:,} without a label are left out)"
         labels = [example.label for example in self.splits["train"]]
         if self.names is None:
             return f"{counts}; numbers from {min(labels):g} to {max(labels):g} are predicted"
@@ -75,15 +83,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def load(args: argparse.Namespace) -> Data:
     """What the options say. UserError."""
+    # Not at the top of the file, so that --help needs nothing installed.
+    import metrics
+
     if args.glue is not None:
         if args.train or args.dev or args.test:
             raise UserError("--glue brings its own data: leave out --train, --dev and --test")
         task = glue.find(args.glue)
         rows = glue.rows(args.glue, args.glue_dir)
-        columns = (*task.texts, glue.LABELS)
-        read = {split: texts_and_labels(*found, columns) for split, found in rows.items()}
+        read, left_out = {}, 0
+        for split, (source, everything) in rows.items():
+            kept = glue.labelled(args.glue, everything)
+            if not kept:
+                raise UserError(f"{source}: no row has a label")
+            left_out += len(everything) - len(kept)
+            read[split] = texts_and_labels(source, kept, (*task.texts, glue.LABELS))
         paper = args.glue == "cola" and args.cola_metric == "paper"
-        return _data(read, task.regression, metrics.accuracy_and_f1 if paper else task.measure)
+        measure = metrics.accuracy_and_f1 if paper else getattr(metrics, task.measure)
+        return _data(read, task.regression, measure, left_out)
     if not (args.train and args.dev):
         raise UserError("say what to train on: --train FILE and --dev FILE, or --glue TASK")
     read = {}
@@ -120,14 +137,20 @@ def texts_and_labels(
     read = []
     for number, row in enumerate(rows, 1):
         *texts, label = (row.get(name) for name in names)
-        if not all(isinstance(text, str) for text in texts) or label in (None, ""):
+        if None in texts or label is None or not str(label).strip():
             raise UserError(f"{path}: row {number} lacks one of {', '.join(names)}")
+        for name, text in zip(names, texts, strict=False):
+            if not isinstance(text, str):
+                raise UserError(f"{path}: row {number} has the {name} {text!r}, which is no text")
         read.append((tuple(texts), label))
     return read
 
 
 def _data(
-    read: dict[str, list[tuple[tuple[str, ...], Any]]], regression: bool, measure: Measure
+    read: dict[str, list[tuple[tuple[str, ...], Any]]],
+    regression: bool,
+    measure: Measure,
+    left_out: int = 0,
 ) -> Data:
     if regression:
         names = None
@@ -141,7 +164,7 @@ def _data(
             if new := {_name(label) for _, label in examples} - set(names):
                 raise UserError(
                     f"label {min(new)!r} is in the {split} texts, but not in the training texts:"
-                    f" these have {', '.join(names[:MOST_SHOWN])}"
+                    f" these have {_shown(names)}"
                 )
 
         def label_of(label: Any) -> float:
@@ -151,7 +174,17 @@ def _data(
         split: [Example(texts, label_of(label)) for texts, label in examples]
         for split, examples in read.items()
     }
-    return Data(splits, names, measure)
+    return Data(splits, names, measure, left_out)
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first ones, and what to do where they are numbers that can hardly be classes."""
+    more = len(names) - MOST_SHOWN
+    shown = ", ".join(names[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    numbers = all(math.isfinite(_by_number(name)[0]) for name in names)
+    if numbers and (more > 0 or not all(re.fullmatch(r"-?\d+", name) for name in names)):
+        shown += "; numbers that are to be predicted need --regression"
+    return shown
 
 
 def _number(label: Any) -> float:
@@ -165,8 +198,8 @@ def _number(label: Any) -> float:
 
 
 def _name(label: Any) -> str:
-    """1 and 1.0 are one label."""
-    return str(int(label) if isinstance(label, float) and label.is_integer() else label)
+    """1, 1.0 and "1.0" are one label."""
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", str(label).strip())
 
 
 def _by_number(name: str) -> tuple[float, str]:

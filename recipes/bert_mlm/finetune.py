@@ -15,23 +15,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import examples
-import training
-from classifying import Classifier, describe
-from script import run_script
+from options import NEEDED, add_training
+from script import check_installed, parser, run_script
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of a pretrained model")
-    examples.add_options(parser)
-    training.add_options(parser, epochs=5, lr=5e-5, batch=64, warmup=50)
-    return parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("model", type=Path, metavar="MODEL", help="folder of a pretrained model")
+    examples.add_options(options)
+    add_training(options, epochs=5, lr=5e-5, batch=64, warmup=50)
+    return options.parse_args(arguments)
 
 
 def finetune(args: argparse.Namespace) -> None:
+    # Not at the top of the file, so that --help and check_installed need nothing installed.
+    import training
+    from classifying import Classifier, describe
+
     data = examples.load(args)
     training.say(data.describe())
     classifier = Classifier(args.model, data, args)
@@ -42,7 +42,12 @@ def finetune(args: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    return run_script("finetune.py", lambda: finetune(args))
+
+    def body() -> None:
+        check_installed(NEEDED)
+        finetune(args)
+
+    return run_script("finetune.py", body)
 
 
 if __name__ == "__main__":

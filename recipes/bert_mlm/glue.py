@@ -2,15 +2,14 @@
 
 A folder has the task's files itself or in a folder of the task's name, and these are the Parquet or
 JSON lines that `datasets` writes (train, validation) or the TSV files of GLUE's own archives
-(train.tsv, dev.tsv). MNLI is judged on its matched texts. The test sets have no labels.
+(train.tsv, dev.tsv), both splits in one of them. MNLI is judged on its matched texts. The test sets
+have no labels.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import metrics
-from metrics import Measure
 from rows import SUFFIXES, Row, read_rows
 from script import check_installed
 from stages import UserError
@@ -20,21 +19,22 @@ _COLA = ("source", "label", "star", "sentence")  # its TSV files have no header
 
 
 class Task(NamedTuple):
-    """`archive` is its folder in GLUE's archives; each text's column has one of several names."""
+    """`archive` is its folder in GLUE's archives; each text's column has one of several names;
+    `measure` is the name of a function of metrics.py."""
 
     archive: str
     texts: tuple[tuple[str, ...], ...]
-    measure: Measure = metrics.accuracy_alone
+    measure: str = "accuracy_alone"
     regression: bool = False
 
 
 _PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"))
 TASKS = {
-    "cola": Task("CoLA", (("sentence",),), metrics.matthews_alone),
+    "cola": Task("CoLA", (("sentence",),), "matthews_alone"),
     "sst2": Task("SST-2", (("sentence",),)),
-    "mrpc": Task("MRPC", _PAIR, metrics.accuracy_and_f1),
-    "stsb": Task("STS-B", _PAIR, metrics.correlations, regression=True),
-    "qqp": Task("QQP", (("question1",), ("question2",)), metrics.accuracy_and_f1),
+    "mrpc": Task("MRPC", _PAIR, "accuracy_and_f1"),
+    "stsb": Task("STS-B", _PAIR, "correlations", regression=True),
+    "qqp": Task("QQP", (("question1",), ("question2",)), "accuracy_and_f1"),
     "mnli": Task("MNLI", (("premise", "sentence1"), ("hypothesis", "sentence2"))),
     "qnli": Task("QNLI", (("question",), ("sentence",))),
     "rte": Task("RTE", _PAIR),
@@ -58,30 +58,41 @@ def rows(name: str, folder: Path | None) -> dict[str, tuple[str, list[Row]]]:
         return _from_hub(name)
     if not folder.is_dir():
         raise UserError(f"--glue-dir {folder} is not a folder")
-    places = (folder / name, folder / TASKS[name].archive, folder)
     read = {}
-    for split, stems in _SPLITS.items():
-        files = next(filter(None, (_files(place, stems) for place in places)), None)
-        if files is None:
-            raise UserError(f"{folder} has no {split} file of {name}: {' or '.join(stems)}.*")
+    for split, files in _find_files(name, folder).items():
         header = _COLA if name == "cola" and files[0].suffix == ".tsv" else None
-        read[split] = str(files[0]), _whole(name, files, header)
+        read[split] = str(files[0]), [row for path in files for row in read_rows(path, header)]
     return read
 
 
-def _files(place: Path, stems: Sequence[str]) -> list[Path] | None:
+def labelled(name: str, rows: Sequence[Row]) -> list[Row]:
+    """Without those that have no label: a few lines of QQP's TSV files are cut off."""
+    if name != "qqp":
+        return list(rows)
+    return [row for row in rows if row.get("is_duplicate", row.get("label")) not in (None, "")]
+
+
+def _find_files(name: str, folder: Path) -> dict[str, list[Path]]:
+    """Of train and dev, the files. UserError unless one place has both: files of two would be of
+    two tasks, or name labels in two ways."""
+    halves = []
+    for place in (folder / name, folder / TASKS[name].archive, folder):
+        found = {split: _files(place, stems) for split, stems in _SPLITS.items()}
+        absent = [split for split, files in found.items() if not files]
+        if not absent:
+            return found
+        if len(absent) == 1:
+            halves.append((place, absent[0]))
+    place, split = halves[0] if halves else (folder, "train")
+    raise UserError(f"{place} has no {split} file of {name}: {' or '.join(_SPLITS[split])}.*")
+
+
+def _files(place: Path, stems: Sequence[str]) -> list[Path]:
     for stem in stems:
         for suffix in SUFFIXES:
             if found := sorted([*place.glob(stem + suffix), *place.glob(f"{stem}-*{suffix}")]):
                 return found
-    return None
-
-
-def _whole(name: str, files: Sequence[Path], header: Sequence[str] | None) -> list[Row]:
-    found = [row for path in files for row in read_rows(path, header)]
-    if name == "qqp":  # a few lines of its TSV files are cut off
-        found = [row for row in found if row.get("is_duplicate", row.get("label")) is not None]
-    return found
+    return []
 
 
 def _from_hub(name: str) -> dict[str, tuple[str, list[Row]]]:

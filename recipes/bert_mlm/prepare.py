@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-from script import Narrator, check_installed, run_script
+from script import Narrator, check_installed, parser, run_script
 from stages import PackageMissing, UserError, code_digest, only_one, run_stage, text_digest
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -29,11 +29,8 @@ NEXT = "python recipes/bert_mlm/pretrain.py"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--text",
         type=Path,
         metavar="DIR",
@@ -41,21 +38,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         " line and empty lines between documents. Without it, English text out of Debian's and"
         " Python's packages (about 45 MB to download)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         default=DATA / "bert_mlm",
         help="where everything is written (default: %(default)s)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--cache",
         type=Path,
         metavar="DIR",
         default=DATA / "debian",
         help="where downloaded packages are kept (default: %(default)s)",
     )
-    tokens = parser.add_mutually_exclusive_group()
+    tokens = options.add_mutually_exclusive_group()
     tokens.add_argument(
         "--vocab-size",
         type=int,
@@ -70,17 +67,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="use this tokenizer of transformers instead of training one",
     )
-    parser.add_argument(
+    options.add_argument(
         "--length",
         type=int,
         metavar="N",
         default=64,
         help="tokens of a block, its two ends included (default: %(default)s)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--fairseq", action="store_true", help="also write the blocks as fairseq's binary data"
     )
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -99,6 +96,12 @@ def check(args: argparse.Namespace) -> None:
             f" more; take {near}"
         )
     if args.text is not None:
+        text, out = args.text.resolve(), args.out.resolve()
+        if text.is_relative_to(out) or out.is_relative_to(text):
+            raise UserError(
+                f"--text {args.text} and --out {args.out} lie in one another: a second run would"
+                " read what this one writes; give an --out beside the text"
+            )
         collect.text_files(args.text)
 
 
@@ -129,7 +132,7 @@ def prepare(args: argparse.Namespace) -> None:
         figures[name] = run_stage(folders[name], settings, fill, say=say, doing=doing, later=later)
 
     with only_one(out), narrator:
-        code = code_digest(CORPUS, "collect.py", "corpora.py", "gcide.py", PLAIN)
+        code = code_digest(CORPUS, "collect.py", "corpora.py", "few.py", "gcide.py", PLAIN)
         if args.text is None:
             with only_one(cache):
                 fill = partial(collect.from_packages, cache=cache, say=say)
@@ -205,6 +208,8 @@ def prepare(args: argparse.Namespace) -> None:
                 missing.append(f"{name}: {error}")
 
     summary.show(narrator.console, out, figures)
+    if note := figures["text"]["note"]:
+        say(note)
     for line in missing:
         say(f"MISSING {line}")
     if figures["text"]["missing"]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-from script import check_installed, run_script
+from script import check_installed, parser, run_script
 from stages import UserError
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "bert_mlm"
@@ -54,36 +54,33 @@ HELP = {
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", metavar="MODEL", help="a name, see README.md")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("model", metavar="MODEL", help="a name, see README.md")
+    options.add_argument("--out", type=Path, required=True, metavar="DIR")
+    options.add_argument(
         "--data", type=Path, metavar="DIR", default=DATA, help="of prepare.py (%(default)s)"
     )
     for field in fields(Settings):
-        parser.add_argument(
+        options.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=type(field.default),
             metavar="N",
             help=f"{HELP[field.name]} (the paper: {field.default}, the comparison: "
             f"{getattr(SMALL, field.name)})",
         )
-    parser.add_argument(
+    options.add_argument(
         "--table-gradient",
         type=float,
         metavar="N",
         help="ShareBERT: share of the weights' gradient that reaches the table",
     )
-    parser.add_argument("--whole-words", action="store_true", help="mask whole words")
-    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
-    parser.add_argument("--seed", type=int, default=1, metavar="N")
-    parser.add_argument(
+    options.add_argument("--whole-words", action="store_true", help="mask whole words")
+    options.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    options.add_argument("--seed", type=int, default=1, metavar="N")
+    options.add_argument(
         "--save-every", type=int, default=500, metavar="N", help="updates (default: %(default)s)"
     )
-    return parser.parse_args(arguments)
+    return options.parse_args(arguments)
 
 
 def settings_of(args: argparse.Namespace, small: bool) -> Settings:

@@ -117,7 +117,7 @@ def table(rows: list[Row]) -> str:
             f"{row['mlm_accuracy']:.1f}",
             f"{row['WordSim-353']:.1f}",
             f"{row['SimLex-999']:.1f}",
-            f"{row['analogies']:.1f}",
+            "-" if row["analogies"] is None else f"{row['analogies']:.1f}",
             f"{mean(tuned):.1f} ({', '.join(f'{x:.1f}' for x in tuned)})",
         )
         lines.append("| " + " | ".join(cells) + " |")

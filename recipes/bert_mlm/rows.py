@@ -17,12 +17,13 @@ def read_rows(path: Path, header: Sequence[str] | None = None) -> list[Row]:
 
     header: names of the columns of a file whose first line is a row already.
     """
-    if path.suffix not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise UserError(f"{path}: rows are read from {', '.join(SUFFIXES)} files")
     if not path.is_file():
         raise UserError(f"{path} is not a file")
     try:
-        rows = list(_READERS[path.suffix](path, header))
+        rows = list(_READERS[suffix](path, header))
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except csv.Error as error:
@@ -47,7 +48,7 @@ def _json_lines(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
 
 def _csv(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     with open(path, encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, header)
+        reader = _named(csv.DictReader(lines, header))
         for row in reader:
             if None in row:  # a comma in a text that is not in quotes
                 raise UserError(f"{path}, line {reader.line_num} has more cells than the header")
@@ -56,14 +57,24 @@ def _csv(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
 
 def _tsv(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     with open(path, encoding="utf-8-sig", newline="") as lines:
-        yield from csv.DictReader(lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
+        yield from _named(csv.DictReader(lines, header, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def _named(reader: csv.DictReader) -> csv.DictReader:
+    """With columns that mean the same where spaces follow the commas."""
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    return reader
 
 
 def _parquet(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     check_installed({"pyarrow": "pyarrow"})
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
-    yield from parquet.read_table(path).to_pylist()
+    try:
+        yield from parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path} is not a Parquet file that can be read: {reason}") from None
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str] | None], Iterator[Row]]] = {

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import training
@@ -12,11 +13,19 @@ PART = 2000  # texts, of a file
 Texts = Sequence[tuple[str, ...]]
 
 
+class Key(NamedTuple):
+    """What a teacher's outputs depend on, beside the texts."""
+
+    kind: str  # logits or vectors
+    teacher: str  # digest of the model and its tokenizer
+    length: int  # tokens; of longer texts the rest is cut off
+
+
 def outputs(
-    texts: Texts, compute: Callable[[Texts], np.ndarray], key: str, cache: Path
+    texts: Texts, compute: Callable[[Texts], np.ndarray], key: Key, cache: Path
 ) -> np.ndarray:
     """What `compute` gives for the texts, float16. What is in the folder `cache` is not computed
-    again; `key` stands for the teacher there."""
+    again; with the texts, `key` is all that it depends on."""
     cache.mkdir(parents=True, exist_ok=True)
     parts: list[np.ndarray] = []
     for start in range(0, len(texts), PART):

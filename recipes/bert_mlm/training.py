@@ -17,35 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from pretrain import PRECISIONS
+from options import LENGTH
 from stages import UserError
 from transformers import Trainer, TrainingArguments
 
 SETTINGS, RESULTS, CHECKPOINTS, LOCK = "settings.json", "results.json", "checkpoints", ".lock"
 _held: dict[Path, IO[str]] = {}
-LENGTH = 128
-
-
-def add_options(
-    parser: argparse.ArgumentParser, *, epochs: float, lr: float, batch: int, warmup: int
-) -> None:
-    """The options of all trainings, with these defaults."""
-    group = parser.add_argument_group("training")
-    group.add_argument("--out", type=Path, metavar="DIR", required=True, help="the new model")
-    group.add_argument("--epochs", type=float, default=epochs, metavar="N", help=f"{epochs}")
-    group.add_argument("--lr", type=float, default=lr, metavar="X", help=f"at its peak; {lr}")
-    group.add_argument("--warmup", type=int, default=warmup, metavar="N", help=f"steps; {warmup}")
-    group.add_argument(
-        "--batch", type=int, default=batch, metavar="N", help=f"texts, on all devices; {batch}"
-    )
-    group.add_argument(
-        "--length", type=int, metavar="N", help=f"longest input; {LENGTH}, or the model's longest"
-    )
-    group.add_argument("--seed", type=int, default=1, metavar="N", help="1")
-    group.add_argument("--precision", choices=PRECISIONS, default="fp32", help="fp32")
-    group.add_argument(
-        "--save-every", type=int, default=500, metavar="N", help="steps between checkpoints; 500"
-    )
 
 
 def arguments(args: argparse.Namespace, **options: Any) -> TrainingArguments:
@@ -187,7 +164,7 @@ def finish(trainer: Trainer, out: Path, results: dict[str, Any]) -> None:
 def digest(folder: Path) -> str:
     """Of the model and the tokenizer in a folder."""
     whole = hashlib.sha256()
-    names = ("config.json", "tokenizer.json", "*.safetensors", "*.bin")
+    names = ("*.json", "vocab.txt", "*.safetensors", "*.bin")
     for path in sorted(path for name in names for path in folder.glob(name)):
         with open(path, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())

@@ -88,17 +88,17 @@ def similarity(words: Words, pairs: Sequence[Pair]) -> dict[str, float]:
     }
 
 
-def analogies(words: Words, questions: Sequence[Sequence[str]]) -> dict[str, float]:
+def analogies(words: Words, questions: Sequence[Sequence[str]]) -> dict[str, float | None]:
     """How often the word nearest to b - a + c (unit vectors of the table, 3CosAdd) among all others
     that are single pieces is d, in %, and the share of the questions that could be asked: those of
-    single pieces."""
+    single pieces. None where there are none."""
     asked = [
         ids
         for ids in zip(*map(words.single, zip(*questions, strict=True)), strict=True)
         if None not in ids
     ]
     if not asked:
-        return {"accuracy": 0.0, "asked": 0.0}
+        return {"accuracy": None, "asked": 0.0}
     candidates = _whole_words(words.tokenizer)
     candidates = torch.tensor(sorted({*candidates, *(id for ids in asked for id in ids)}))
     with torch.no_grad():

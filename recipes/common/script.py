@@ -1,11 +1,20 @@
-"""How a recipe's scripts talk: lines with the time, a spinner, and one message for an error."""
+"""How a recipe's scripts talk: help, lines with the time, a spinner, one message for an error."""
 
+import argparse
 import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping
 
 from stages import UserError
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Its help is the docstring of the script: the first line, the options, and all the rest."""
+    about, _, rest = (doc or "").partition("\n\n")
+    return argparse.ArgumentParser(
+        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def check_installed(needed: Mapping[str, str]) -> None:
@@ -51,14 +60,18 @@ class Narrator:
         self._status.update(escape(line[:60]))
 
 
-def run_script(name: str, body: Callable[[], None]) -> int:
-    """Runs `body`; the exit status, after a message where the user can do something about it."""
+def run_script(name: str, body: Callable[[], None], *, resumes: bool = True) -> int:
+    """Runs `body`; the exit status, after a message where the user can do something about it.
+
+    resumes: whether a run that was interrupted is continued by the same command.
+    """
     try:
         body()
     except (UserError, OSError) as error:  # OSError: no space, no permission; it names the file
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command goes on from here", file=sys.stderr)
+        again = "goes on from here" if resumes else "starts again"
+        print(f"{name}: interrupted; the same command {again}", file=sys.stderr)
         return 130
     return 0

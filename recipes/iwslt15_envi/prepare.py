@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-from script import Narrator, check_installed, run_script
+from script import Narrator, check_installed, parser, run_script
 from stages import code_digest, only_one, run_stage, text_digest
 
 HERE = Path(__file__).resolve().parent
@@ -23,46 +23,43 @@ NEEDED = {"rich": "rich", "sentencepiece": "sentencepiece", "fairseq_cli": "fair
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
         help="folder with train, tst2012 and tst2013 . en and vi; MD5 sums are checked."
         " Without it, a corpus is built from Debian packages (about 85 MB to download)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--any-data",
         action="store_true",
         help="take files of your own with those names: no MD5 check (needs --data)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         default=DATA / "iwslt15_envi",
         help="where everything is written (default: %(default)s)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--cache",
         type=Path,
         metavar="DIR",
         default=DATA / "debian",
         help="where downloaded packages are kept (default: %(default)s)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--vocab-size",
         type=int,
         metavar="N",
         default=4000,
         help="entries of the joint dictionary, with fairseq's 4 specials (default: %(default)s)",
     )
-    args = parser.parse_args(arguments)
+    args = options.parse_args(arguments)
     if args.any_data and args.data is None:
-        parser.error("--any-data says how to take --data DIR; give that too")
+        options.error("--any-data says how to take --data DIR; give that too")
     return args
 
 

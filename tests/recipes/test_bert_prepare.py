@@ -141,6 +141,12 @@ def test_python_topics_lose_their_markup() -> None:
         ("It has words, doesn't it?", True),
         ('(a "quoted" well-known line)', True),
         ("Đây là tiếng Việt.", True),
+        ("यह छोटा वाक्य है, और यह 12 दूसरे।", True),
+        ("今天天气很好，我们去公园散步。", True),
+        ("他在Python中写了3个短程序。", True),
+        ("a\u0327 word with accents o\u0327f its own", True),
+        ("「1」2024年：35%", False),
+        ("١٢ ٣٤ : ٥٦", False),
         ("x = f(a, b)[0] + {c: 1}", False),
         ("12 34 : 56", False),
         ("------ ------", False),
@@ -454,6 +460,12 @@ def test_bad_input(tmp_path: Path) -> None:
     assert_one_clear_error(
         run(*command, "--vocab-size", 1001), "multiple of 8, and 256 or more; take 1000"
     )
+    write(tmp_path / "data/in/a.txt", "words\n")
+    for given, out in (("data/in", "data"), ("data", "data"), ("data", "data/in/out")):
+        assert_one_clear_error(
+            run("--text", tmp_path / given, "--out", tmp_path / out), "lie in one another"
+        )
+    assert [path.name for path in (tmp_path / "data").rglob("*")] == ["in", "a.txt"]
     assert not (tmp_path / "out").exists()
     (bad / "a.txt").write_bytes("a café and more of it\n".encode("latin-1"))
     assert_one_clear_error(run(*command, "--text", bad), f"{bad / 'a.txt'} is not UTF-8")
@@ -464,13 +476,58 @@ def test_bad_input(tmp_path: Path) -> None:
     ("text", "saying"),
     [
         ("1\n2\n", "no line of the text has words"),
-        ("only one document\nof two lines\n", r"set its documents \(chapters, articles\) apart"),
+        ("only one document of one line\n", "only one line with words, .* break it into lines"),
     ],
 )
 def test_text_of_which_nothing_can_be_held_out(tmp_path: Path, text: str, saying: str) -> None:
     write(tmp_path / "in/a.txt", text)
     with pytest.raises(collect.UserError, match=saying):
         collect.from_folder(tmp_path, tmp_path / "in")
+
+
+def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
+    """The one with the smallest hash, of whichever file; the others stay as they are."""
+    numbers = ("one", "two", "three", "four", "five", "six")
+    documents = [[f"document {number}", f"its line {number}"] for number in numbers]
+    assert not any(map(collect.is_held_out, documents))
+    for document in documents:
+        write(tmp_path / f"in/{document[0][9:]}.txt", "\n".join(document) + "\n")
+    (tmp_path / "out").mkdir()
+    figures = collect.from_folder(tmp_path / "out", tmp_path / "in")
+    (counts,) = figures["sources"].values()
+    assert (counts["documents"], counts["dev"], counts["dev_words"]) == (6, 1, 5)
+    assert "one document, of 5 words, for none of the 6" in figures["note"]
+    held_out = lines(tmp_path / "out/dev.txt")
+    assert held_out == [*min(documents, key=collect._place), ""]
+    kept = [[*document, ""] for document in sorted(documents, key=lambda d: d[0][9:])]
+    kept.remove(held_out)
+    assert lines(tmp_path / "out/train-00000.txt") == sum(kept, [])
+
+
+def test_of_a_lone_document_the_end_is_held_out(tmp_path: Path) -> None:
+    book = [f"line {'x' * n} of a book" for n in range(1, 61)]
+    assert not collect.is_held_out(book)
+    write(tmp_path / "in/book.txt", "\n".join(book))
+    figures = collect.from_folder(tmp_path, tmp_path / "in")
+    assert lines(tmp_path / "dev.txt") == [*book[57:], ""]
+    assert lines(tmp_path / "train-00000.txt") == [*book[:57], ""]
+    assert figures["sources"][str(tmp_path / "in")]["dev_words"] == 15
+    assert "the end of the text, 3 line(s) of 15 words" in figures["note"]
+
+
+@needs_all
+def test_a_book_without_spaces(tmp_path: Path) -> None:
+    """The whole command, and what it says at the end."""
+    draw = random.Random(0)
+    characters = [chr(0x4E00 + n) for n in range(298)]
+    book = ["".join(draw.choices(characters, k=40)) + "。" for _ in range(200)]
+    write(tmp_path / "in/book.txt", "\n".join(book))
+    out = tmp_path / "out"
+    options = ("--out", out, "--cache", tmp_path / "cache", "--vocab-size", 304)
+    done = run("--text", tmp_path / "in", *options)
+    assert done.returncode == 0, done.stderr
+    assert "held out: the end of the text, 10 line(s)" in done.stdout
+    assert len(np.load(out / "blocks/dev.npy")) == 10 * 41 // 62
 
 
 def test_too_little_text_for_one_block(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from commands import python
-from loading import RECIPES, load
+from loading import RECIPES, load, within
 from made_up import BAD, GOOD, OTHERS, write, write_jsonl
 from safetensors.torch import load_file
 
@@ -25,11 +28,17 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 NAMES = (
     *("distill", "distil_labels", "distil_sentences", "evaluate", "examples", "finetune"),
-    *("metrics", "probing", "teaching", "vectors"),
+    *("folders", "masked", "metrics", "probing", "script", "teaching", "vectors"),
 )
 modules = load("bert_mlm", *NAMES)
 distill, distil_labels, distil_sentences, evaluate, examples, finetune = modules[:6]
-metrics, probing, teaching, vectors = modules[6:]
+folders, masked, metrics, probing, script_module, teaching, vectors = modules[6:]
+
+
+@pytest.fixture(autouse=True)
+def _scripts_find_their_modules() -> Iterator[None]:
+    with within("bert_mlm"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +100,33 @@ def refused(capsys, run: Any, *arguments: object) -> str:
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1, captured.err
     return captured.err
+
+
+# ---------------------------------------------------------------------- all scripts
+
+
+@pytest.mark.parametrize("name", ["finetune.py", "evaluate.py", "distill.py"])
+def test_help_needs_nothing_installed(name, tmp_path) -> None:
+    """-S: without the installed packages."""
+    shown = python("-S", RECIPES / "bert_mlm" / name, "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "--seed" in shown.stdout or name != "finetune.py"
+    arguments = {"finetune.py": ["M", "--out", "O"], "evaluate.py": ["M"]}
+    given = arguments.get(name, ["sentences", "--out", tmp_path])
+    done = python("-S", RECIPES / "bert_mlm" / name, *given)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{name}: not installed: numpy, torch, transformers")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_an_interrupted_script_does_next(capsys) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert script_module.run_script("a.py", interrupted) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert script_module.run_script("a.py", interrupted, resumes=False) == 130
+    assert "the same command starts again" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- finetune
@@ -169,6 +205,19 @@ def test_pairs_and_words_as_labels_from_csv(tmp_path) -> None:
     assert "labels: no (1), yes (2)" in found.describe()
 
 
+def test_one_label_however_it_is_written(tmp_path) -> None:
+    """As a spreadsheet writes it, too: with spaces in the header, and a suffix in upper case."""
+    train = write(tmp_path / "train.CSV", "text, label\na,0.0\nb, 1.0\n")
+    dev = write(tmp_path / "dev.csv", "text,label\na,0\nb,1\n")
+    found = load_examples("--train", train, "--dev", dev)
+    assert found.names == ["0", "1"]
+    assert found.splits["train"] == found.splits["dev"] == [(("a",), 0), (("b",), 1)]
+    others = [{"text": "a", "label": label} for label in ("1.05", "1.10", "v1.0", "-2.00")]
+    path = write_jsonl(tmp_path / "x.jsonl", others)
+    found = load_examples("--train", path, "--dev", path)
+    assert found.names == ["-2", "1.05", "1.10", "v1.0"]
+
+
 def test_numbers_as_labels_are_in_their_order(tmp_path) -> None:
     rows = [{"text": "a", "label": label} for label in (10, 9.0, "9", 2)]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
@@ -212,6 +261,19 @@ def test_glue_of_its_archives(name, tmp_path) -> None:
         "MNLI": [(("a", "b"), 1), (("c", "d"), 0)],
     }
     assert found.splits["train"] == found.splits["dev"] == expected[name]
+
+
+def test_rows_of_qqp_without_a_label_are_left_out(tmp_path, capsys) -> None:
+    header = "id\tquestion1\tquestion2\tis_duplicate\n"
+    write(tmp_path / "train.tsv", f"{header}0\ta\tb\t1\n1\tcut off\n2\tc\td\t\n3\te\tf\t0\n")
+    write(tmp_path / "dev.tsv", f"{header}0\ta\tb\t1\n")
+    arguments = ("--glue", "qqp", "--glue-dir", tmp_path)
+    found = load_examples(*arguments)
+    assert found.splits["train"] == [(("a", "b"), 1), (("e", "f"), 0)]
+    assert "train 2, dev 1 (2 without a label are left out);" in found.describe()
+    write(tmp_path / "dev.tsv", f"{header}0\ta\tb\t\n")
+    with pytest.raises(examples.UserError, match=r"dev\.tsv: no row has a label"):
+        load_examples(*arguments)
 
 
 def test_glue_of_datasets(tmp_path) -> None:
@@ -272,7 +334,18 @@ def test_what_cannot_be_finetuned_on(model, data, tmp_path, capsys) -> None:
         model, "--train", good, "--dev", _bytes(tmp_path / "x.jsonl", b'"\xff"')
     )
     assert "rows are read from .jsonl, .csv" in with_dev("a", "dev.txt")
+    assert "row 1 has the text 5, which is no text" in with_dev('{"text": 5, "label": 0}\n')
+    assert "row 1 lacks one of text, label" in with_dev('{"text": null, "label": 0}\n')
     assert "is not a file" in said(model, "--train", good, "--dev", tmp_path / "none.csv")
+    if importlib.util.find_spec("pyarrow"):
+        assert "dev.parquet is not a Parquet file" in with_dev("no " * 99, "dev.parquet")
+    for labels in (range(20), (0.5, 1.5)):
+        rows = [{"text": "a", "label": label} for label in labels]
+        numbers = write_jsonl(tmp_path / "numbers.jsonl", rows)
+        assert "to be predicted need --regression" in said(
+            *(model, "--train", numbers, "--dev", write(tmp_path / "x.csv", "text,label\na,77\n"))
+        )
+    assert "--regression" not in with_dev('{"text": "a", "label": 7}\n')
     words = write_jsonl(tmp_path / "words.jsonl", [{"text": "a", "label": "good"}])
     assert "label 'good' is not a number" in said(
         model, "--train", words, "--dev", words, "--regression"
@@ -283,9 +356,16 @@ def test_what_cannot_be_finetuned_on(model, data, tmp_path, capsys) -> None:
     both = ("--train", good, "--dev", good)
     assert "has no config.json" in said(tmp_path / "none", *both)
     assert "model takes inputs of 3 to 24 tokens" in said(model, *both, "--length", 25)
-    assert "--batch must be more than 0" in said(model, *both, "--batch", 0)
+    assert "--batch 0 must be more than 0" in said(model, *both, "--batch", 0)
+    assert "--seed -1 must be from 0" in said(model, *both, "--seed", -1)
+    assert "--warmup -5 must be at least 0" in said(model, *both, "--warmup", -5)
     assert "GLUE has no task 'mmlu': use one of cola" in said(model, "--glue", "mmlu")
     assert "no train file of rte" in said(model, "--glue", "rte", "--glue-dir", tmp_path)
+    write(tmp_path / "g/rte/train.jsonl", "")
+    write(tmp_path / "g/dev.jsonl", "")
+    assert "g/rte has no dev file of rte" in said(
+        model, "--glue", "rte", "--glue-dir", tmp_path / "g"
+    )
     assert "say what to train on" in said(model, "--train", good)
     assert "leave out --train" in said(model, "--glue", "rte", *both)
 
@@ -340,16 +420,22 @@ def test_evaluation_of_two_models(model, data, tmp_path) -> None:
     assert "+1.000" in done.stdout or "+0.000" in done.stdout  # or all layers are as good
 
 
+def load_encoder(folder: Path) -> Any:
+    from transformers import AutoModel
+
+    return folders.load_model(AutoModel, folder)
+
+
 def test_masks_are_the_same_for_every_model(model, data, tokenizer) -> None:
-    first = evaluate.measure_mlm(model, tokenizer, data)
+    first = masked.score(model, tokenizer, data)
     torch.manual_seed(5)
-    assert evaluate.measure_mlm(model, tokenizer, data) == first
+    assert masked.score(model, tokenizer, data) == first
     assert 20 < first["masked"] < 70  # of 280
 
 
 def test_similarity_of_a_model_that_agrees(model, tokenizer) -> None:
     """Ratings that are its own cosines."""
-    words = vectors.Words(evaluate.load_model(evaluate.AutoModel, model), tokenizer)
+    words = vectors.Words(load_encoder(model), tokenizer)
     pairs = [(a, b) for a in GOOD for b in ("unheard", *OTHERS)]
     for kind in ("table", "alone"):
         x, y = (getattr(words, kind)([pair[n] for pair in pairs]) for n in (0, 1))
@@ -373,7 +459,7 @@ def test_analogies_of_constructed_vectors(tokenizer, model) -> None:
     # Nearest to b - a + c is c itself, which is no answer.
     assert vectors.solve(x, torch.tensor([[0, 0, 4]])).item() != 4
 
-    network = evaluate.load_model(evaluate.AutoModel, model)
+    network = load_encoder(model)
     table = network.get_input_embeddings().weight
     with torch.no_grad():
         for number, (good, bad) in enumerate(zip(GOOD, BAD, strict=True)):
@@ -388,6 +474,18 @@ def test_analogies_of_constructed_vectors(tokenizer, model) -> None:
     ]
     found = vectors.analogies(words, questions)
     assert found == {"accuracy": 50, "asked": pytest.approx(200 / 3)}
+
+
+def test_analogies_that_cannot_be_asked(model, data, tmp_path, capsys) -> None:
+    """Have no accuracy; spaces in --only do no harm."""
+    write(tmp_path / "words/questions-words.txt", "unheard of such words\n")
+    for file in evaluate.SIMILARITIES.values():
+        write(tmp_path / "words" / file, (data / "words" / file).read_text("utf-8"))
+    arguments = (model, "--data", tmp_path, "--only", "words, analogies", "--json")
+    assert evaluate.main(list(map(str, (*arguments, tmp_path / "figures.json")))) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text("utf-8"))[str(model)]
+    assert figures["analogies"] == {"accuracy": None, "asked": 0}
+    assert re.search(r"analogies: accuracy, % +-\n", capsys.readouterr().out)
 
 
 def probe_files(folder: Path) -> list[Path]:
@@ -443,6 +541,9 @@ def test_what_cannot_be_evaluated(model, teacher, data, tmp_path, capsys) -> Non
 
     assert "has no config.json" in said(tmp_path)
     assert "there is no such measure" in said(model, "--only", "mlm,bleu")
+    nowhere = tmp_path / "none/figures.json"
+    assert f"there is no folder {nowhere.parent}" in said(tmp_path, "--json", nowhere)
+    assert "is a folder" in said(tmp_path, "--json", tmp_path)
     assert "needs the data: --probe" in said(model, "--only", "probe")
     assert "no output layer for masked tokens" in said(teacher, "--data", data, "--only", "mlm")
     assert "wordsim353.tsv is not there" in said(model, "--data", tmp_path, "--only", "words")
@@ -567,6 +668,20 @@ def test_a_warm_student_has_its_teachers_words(small_teacher, tokenizer) -> None
         torch.testing.assert_close(lifted[:, :16], known, atol=1e-5, rtol=0)
 
 
+def test_too_few_sentences_to_be_ranked(small_teacher, data, tmp_path, recwarn, capsys) -> None:
+    for split in ("train", "dev"):
+        write(tmp_path / f"sentences/{split}.txt", "the king is good\n")
+    options = ("--data", tmp_path, "--cache", tmp_path / "cache", "--out", tmp_path / "out")
+    arguments = ("sentences", "--teacher", small_teacher, *options, *SIZES, "--epochs", 1)
+    assert distill.main(list(map(str, arguments))) == 0
+    assert "rank correlation of similarities needs 3 sentences or more" in capsys.readouterr().out
+    assert results(tmp_path / "out")["ranks"] is None
+    assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
+    rows = np.eye(3, 4)
+    assert distil_sentences.compare(rows[:2], rows[:2])["ranks"] is None
+    assert distil_sentences.compare(rows, rows)["ranks"] is not None
+
+
 def test_what_a_teacher_said_is_kept(tmp_path, capsys) -> None:
     asked = []
 
@@ -575,14 +690,17 @@ def test_what_a_teacher_said_is_kept(tmp_path, capsys) -> None:
         return np.array([[len(text)] for (text,) in part], np.float32)
 
     many = [("x" * (n % 50),) for n in range(teaching.PART + 10)]
+    key = teaching.Key("logits", "teacher", 24)
     for _ in range(2):
-        found = teaching.outputs(many, compute, "key", tmp_path)
+        found = teaching.outputs(many, compute, key, tmp_path)
         assert found[:, 0].tolist() == [n % 50 for n in range(len(many))]
     assert asked == [teaching.PART, 10]
-    teaching.outputs(many[: teaching.PART], compute, "key", tmp_path)
+    teaching.outputs(many[: teaching.PART], compute, key, tmp_path)
     assert len(asked) == 2
-    teaching.outputs(many[:5], compute, "other key", tmp_path)
-    assert len(asked) == 3
+    others = {"kind": "vectors", "teacher": "other", "length": 23}
+    for number, (name, value) in enumerate(others.items(), 3):
+        teaching.outputs(many[:5], compute, key._replace(**{name: value}), tmp_path)
+        assert len(asked) == number
     assert "the teacher has read 2,000 of 2,010 texts" in capsys.readouterr().out
 
 

@@ -1,26 +1,38 @@
 """Fills the folder `text`: train-*.txt and dev.txt, a paragraph a line, documents set apart."""
 
 import hashlib
+import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
-from corpus import corpora
+from corpus import corpora, few
 from corpus.corpora import Document
 from plain import normalise
 from stages import Say, UserError
 
 DEV_SHARE = 0.01  # of the documents
 MIN_WORD_SHARE = 0.6  # of what stands between spaces
+MIN_LETTER_SHARE = 0.5  # of the characters: letters beyond ASCII, and marks
 SHARD_BYTES = 32 << 20
 
 _WORD = re.compile(r"""["'“‘(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[-.,;:!?…"'”’)\]]*""")
 
 
 def is_text(line: str) -> bool:
+    """By its words, of which code has few; or by its letters beyond ASCII, for not all languages
+    have spaces between words."""
+    if not line.isascii():
+        kinds = [unicodedata.category(character) for character in line]
+        letters = sum(kind[0] in "LM" and c > "\x7f" for c, kind in zip(line, kinds, strict=True))
+        if letters >= MIN_LETTER_SHARE * (len(line) - line.count(" ")):
+            return True
+        # Not every letter with an accent is one character, and \w has no accents.
+        line = "".join(c for c, kind in zip(line, kinds, strict=True) if kind != "Mn")
     tokens = line.split()
     words = sum(_WORD.fullmatch(token) is not None for token in tokens)
     return bool(tokens) and words >= MIN_WORD_SHARE * len(tokens)
@@ -28,20 +40,26 @@ def is_text(line: str) -> bool:
 
 def is_held_out(document: Document) -> bool:
     """By a hash, so that it depends on nothing but the document."""
-    return _hash("\n".join(document)) < DEV_SHARE * 2**64
+    return _place(document) < DEV_SHARE
+
+
+def _place(document: Document) -> float:
+    """From 0 to 1."""
+    return _hash("\n".join(document)) / 2**64
 
 
 def from_packages(folder: Path, cache: Path, say: Say) -> dict[str, Any]:
-    """Figures: `sources`, each with documents, lines and words; `missing`, a line for each."""
+    """Figures: `sources`, each with documents, lines and words; `missing`, a line for each; `note`
+    says what is held out where it is not a share of the documents, else it is empty."""
     missing: list[str] = []
-    figures = _write(folder, corpora.documents(cache, say, missing))
-    return {"sources": figures, "missing": missing}
+    figures, note = _write(folder, corpora.documents(cache, say, missing))
+    return {"sources": figures, "missing": missing, "note": note}
 
 
 def from_folder(folder: Path, text: Path) -> dict[str, Any]:
     """The same figures, of the files of the folder `text`."""
-    figures = _write(folder, ((str(text), _documents(path)) for path in text_files(text)))
-    return {"sources": figures, "missing": []}
+    figures, note = _write(folder, ((str(text), _documents(path)) for path in text_files(text)))
+    return {"sources": figures, "missing": [], "note": note}
 
 
 def text_files(text: Path) -> list[Path]:
@@ -84,10 +102,12 @@ def _documents(path: Path) -> Iterator[Document]:
 
 def _write(
     folder: Path, sources: Iterable[tuple[str, Iterator[Document]]]
-) -> dict[str, dict[str, int]]:
-    """Cleans, drops lines that are there already, and splits; the figures of each source."""
+) -> tuple[dict[str, dict[str, int]], str]:
+    """Cleans, drops lines that are there already, and splits; the figures of each source, and the
+    note on what is held out."""
     figures: dict[str, Counter[str]] = {}
     seen: set[int] = set()
+    first = math.inf, ""  # the smallest place of a document, and its source
     with (
         closing(_Shards(folder)) as train,
         open(folder / "dev.txt", "w", encoding="utf-8", newline="\n") as dev,
@@ -111,24 +131,36 @@ def _write(
                     continue
                 words = sum(len(line.split()) for line in kept)
                 counts.update(documents=1, words=words)
+                first = min(first, (_place(kept), name))
                 text = "\n".join(kept) + "\n\n"
                 if is_held_out(kept):
                     counts.update(dev=1, dev_words=words)
                     dev.write(text)
                 else:
                     train.write(text)
+    note = ""
     if not sum(counts["dev"] for counts in figures.values()):
-        raise UserError(_nothing_held_out(sum(counts["documents"] for counts in figures.values())))
-    return {name: dict(counts) for name, counts in figures.items()}
+        note = _hold_out(folder, figures, *first)
+    return {name: dict(counts) for name, counts in figures.items()}, note
 
 
-def _nothing_held_out(documents: int) -> str:
+def _hold_out(folder: Path, figures: dict[str, Counter[str]], place: float, name: str) -> str:
+    """Of few documents the one at the smallest place, of a lone one its end; what that is."""
+    documents = sum(counts["documents"] for counts in figures.values())
     if not documents:
-        return "no line of the text has words; is it plain text?"
+        raise UserError("no line of the text has words; is it plain text?")
+    if documents > 1:
+        words = few.move_document(folder, lambda text: _place(text.split("\n")) == place)
+        figures[name].update(dev=1, dev_words=words)
+        return (
+            f"held out: one document, of {words:,} words, for none of the {documents:,} fell into"
+            f" the {DEV_SHARE:.0%} that is held out otherwise"
+        )
+    lines, words = few.cut_document(folder)
+    figures[name].update(dev_words=words)
     return (
-        f"the text has only {documents} document(s), of which none fell into the {DEV_SHARE:.0%}"
-        " that is held out; give more text, or set its documents (chapters, articles) apart by"
-        " empty lines"
+        f"held out: the end of the text, {lines:,} line(s) of {words:,} words, for it is a single"
+        " document; set documents (chapters, articles) apart by empty lines to hold out whole ones"
     )
 
 
