@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-import examples
 from options import NEEDED, add_training
 from pretrain import DATA
 from script import check_installed, parser, run_script
+from texts import examples
 
 LOSSES = ("mse", "kl")
 # The features of the table at which both students of sentences store about as much.
@@ -115,11 +115,9 @@ def add_sentences(parser: argparse.ArgumentParser) -> None:
 
 def distil(args: argparse.Namespace) -> None:
     # Not at the top of the file, so that --help and check_installed need nothing installed.
-    import distil_labels
-    import distil_sentences
+    from teachers import labels, sentences
 
-    module = distil_labels if args.command == "classify" else distil_sentences
-    module.distil(args)
+    (labels if args.command == "classify" else sentences).distil(args)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -74,10 +74,8 @@ def measure(
 ) -> dict[str, Any]:
     """The figures of one model; `texts` are those of the two files of --probe."""
     # Not at the top of the file, so that --help and check_installed need nothing installed.
-    import masked
-    import probing
-    import vectors
     from folders import device, load_model, load_tokenizer, longest_input
+    from measures import masked, probing, vectors
     from transformers import AutoModel
 
     model = load_model(AutoModel, folder).eval().to(device())
@@ -135,7 +133,7 @@ def show(columns: Sequence[dict[str, str]]) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    import probing
+    from measures import probing
 
     only = chosen(args)
     check_json(args.json)

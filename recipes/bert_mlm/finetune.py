@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-import examples
 from options import NEEDED, add_training
 from script import check_installed, parser, run_script
+from texts import examples
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -30,7 +30,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def finetune(args: argparse.Namespace) -> None:
     # Not at the top of the file, so that --help and check_installed need nothing installed.
     import training
-    from classifying import Classifier, describe
+    from texts.classifying import Classifier, describe
 
     data = examples.load(args)
     training.say(data.describe())

@@ -26,13 +26,17 @@ from safetensors.torch import load_file
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-NAMES = (
-    *("distill", "distil_labels", "distil_sentences", "evaluate", "examples", "finetune"),
-    *("folders", "masked", "metrics", "probing", "script", "teaching", "vectors"),
+distill, evaluate, finetune, folders, script_module = load(
+    "bert_mlm", "distill", "evaluate", "finetune", "folders", "script"
 )
-modules = load("bert_mlm", *NAMES)
-distill, distil_labels, distil_sentences, evaluate, examples, finetune = modules[:6]
-folders, masked, metrics, probing, script_module, teaching, vectors = modules[6:]
+examples, masked, metrics, probing, vectors = load(
+    "bert_mlm",
+    "texts.examples",
+    *(f"measures.{name}" for name in ("masked", "metrics", "probing", "vectors")),
+)
+of_labels, of_sentences, teaching = load(
+    "bert_mlm", *(f"teachers.{name}" for name in ("labels", "sentences", "teaching"))
+)
 
 
 @pytest.fixture(autouse=True)
@@ -579,7 +583,7 @@ def test_a_student_of_a_classifier(model, teacher, data, tmp_path) -> None:
     assert len(list(cache.iterdir())) == 1
     assert results(out)["dev"].keys() == {"accuracy", "macro_f1"}
     expected, found = (
-        distil_labels.Teacher(folder, ["0", "1"]).logits([("the king is good",), ("a bad film",)])
+        of_labels.Teacher(folder, ["0", "1"]).logits([("the king is good",), ("a bad film",)])
         for folder in (teacher, out)
     )
     softmax = (torch.from_numpy(x).softmax(-1) for x in (found, expected))
@@ -590,9 +594,9 @@ def test_a_student_of_a_classifier(model, teacher, data, tmp_path) -> None:
 def test_losses_of_known_values() -> None:
     logits, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])
     labels = torch.tensor([1])
-    mse = distil_labels.loss("mse", 2.0, 0.25, False)(logits, labels, teacher)
+    mse = of_labels.loss("mse", 2.0, 0.25, False)(logits, labels, teacher)
     assert mse.item() == pytest.approx(0.25 * np.log(2) + 0.75 * 2)
-    kl = distil_labels.loss("kl", 2.0, 0.0, False)(logits, labels, teacher)
+    kl = of_labels.loss("kl", 2.0, 0.0, False)(logits, labels, teacher)
     p = 1 / (1 + np.exp(-1))
     assert kl.item() == pytest.approx(4 * (np.log(2) + p * np.log(p) + (1 - p) * np.log(1 - p)))
 
@@ -638,10 +642,10 @@ def test_a_student_of_sentences(student, small_teacher, data, tmp_path) -> None:
     assert found["parameters"] == model.num_parameters()
     sentences = (data / "sentences/dev.txt").read_text().splitlines()
     again = [
-        distil_sentences.encode(network, tokenizer, sentences, 24)
+        of_sentences.encode(network, tokenizer, sentences, 24)
         for network in (model, AutoModel.from_pretrained(small_teacher))
     ]
-    assert distil_sentences.compare(*again)["cosine"] == pytest.approx(found["cosine"], abs=1e-3)
+    assert of_sentences.compare(*again)["cosine"] == pytest.approx(found["cosine"], abs=1e-3)
 
 
 def test_a_warm_student_has_its_teachers_words(small_teacher, tokenizer) -> None:
@@ -657,7 +661,7 @@ def test_a_warm_student_has_its_teachers_words(small_teacher, tokenizer) -> None
     sizes = {"embedding_size": 13, "hidden_size": 24, "intermediate_size": 32}
     for kind in ("share", "albert"):
         args = argparse.Namespace(student=kind, cold=False, layers=1, heads=2, **sizes)
-        student = distil_sentences.build(args, teacher, tokenizer, 24)
+        student = of_sentences.build(args, teacher, tokenizer, 24)
         if kind == "share":
             parts = student.bert.embeddings
             lifted = parts.lift(parts.tokens.weight) + parts.types.weight[0]
@@ -678,8 +682,8 @@ def test_too_few_sentences_to_be_ranked(small_teacher, data, tmp_path, recwarn, 
     assert results(tmp_path / "out")["ranks"] is None
     assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
     rows = np.eye(3, 4)
-    assert distil_sentences.compare(rows[:2], rows[:2])["ranks"] is None
-    assert distil_sentences.compare(rows, rows)["ranks"] is not None
+    assert of_sentences.compare(rows[:2], rows[:2])["ranks"] is None
+    assert of_sentences.compare(rows, rows)["ranks"] is not None
 
 
 def test_what_a_teacher_said_is_kept(tmp_path, capsys) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rows import SUFFIXES, Row, read_rows
 from script import check_installed
 from stages import UserError
+from texts.rows import SUFFIXES, Row, read_rows
 
 LABELS = ("label", "gold_label", "is_duplicate", "Quality", "score")
 _COLA = ("source", "label", "star", "sentence")  # its TSV files have no header

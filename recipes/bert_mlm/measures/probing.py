@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import metrics
 import numpy as np
 import torch
-from rows import read_rows
+from measures import metrics
 from stages import UserError
+from texts.rows import read_rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase

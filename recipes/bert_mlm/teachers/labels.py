@@ -3,15 +3,15 @@
 import argparse
 from pathlib import Path
 
-import examples
 import numpy as np
-import teaching
 import torch
 import training
-from classifying import Classifier, Collator, Loss, describe, load_classifier
-from examples import Example
 from folders import device, load_tokenizer, longest_input
 from stages import UserError
+from teachers import teaching
+from texts import examples
+from texts.classifying import Classifier, Collator, Loss, describe, load_classifier
+from texts.examples import Example
 from torch import Tensor
 from torch.nn import functional as F
 

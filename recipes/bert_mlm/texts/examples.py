@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import glue
-from rows import Row, read_rows
 from stages import UserError
+from texts import glue
+from texts.rows import Row, read_rows
 
 if TYPE_CHECKING:
-    from metrics import Measure
+    from measures.metrics import Measure
 
 MOST_SHOWN = 10  # labels
 COLUMNS = (("text",), ("text2",), ("label",))  # of files of one's own
@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def load(args: argparse.Namespace) -> Data:
     """What the options say. UserError."""
     # Not at the top of the file, so that --help needs nothing installed.
-    import metrics
+    from measures import metrics
 
     if args.glue is not None:
         if args.train or args.dev or args.test:

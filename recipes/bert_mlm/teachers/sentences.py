@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import metrics
 import numpy as np
-import teaching
 import torch
 import training
 from distill import FEATURES
 from folders import device, load_model, load_tokenizer, longest_input
+from measures import metrics
 from stages import UserError, read_lines
+from teachers import teaching
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import training
-from examples import Data, Example
 from folders import load_model, load_tokenizer, longest_input
+from texts.examples import Data, Example
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import metrics
 import numpy as np
 import torch
+from measures import metrics
 from stages import UserError, read_lines
 from torch import Tensor
 from torch.nn import functional as F
