@@ -24,6 +24,7 @@ from paramshare.models import sharebert
 from paramshare.models.sharebert_pretrained import (
     ShareBertConfig,
     ShareBertForMaskedLM,
+    check_new,
     save_whole,
 )
 
@@ -49,6 +50,7 @@ def export_sharebert(
     Raises ShareError where the checkpoint is damaged or of another model, the tokenizer does not
     fit, or `out` is there already.
     """
+    check_new(out)
     config, state, data = _read(checkpoint)
     with torch.device("meta"):
         model = ShareBertForMaskedLM(config)

@@ -76,7 +76,7 @@ class ShareBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own, after which all is trainable; then `train` says what is not."""
+        """transformers' own makes everything trainable; what this class has no use for is not."""
         devices = kwargs.get("device_map")
         check_devices(devices.values() if isinstance(devices, dict) else ())
         loaded = super().from_pretrained(*args, **kwargs)
@@ -212,7 +212,8 @@ class ShareBertForMaskedLM(ShareBertPreTrainedModel):
 
     def _freeze(self) -> None:
         super()._freeze()
-        self.head.bias.requires_grad_(self.head.output is None)
+        if self.head.output is not None:  # the released head never adds it
+            self.head.bias.requires_grad_(False)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
@@ -340,10 +341,14 @@ class ShareBertForTokenClassification(ShareBertPreTrainedModel):
         return TokenClassifierOutput(loss=loss, logits=logits, **others)
 
 
-def save_whole(model: PreTrainedModel, out: Path, tokenizer: Any = None) -> None:
-    """Writes a folder that appears whole or not at all. Raises ShareError where it cannot."""
+def check_new(out: Path) -> None:
+    """Before anything is read or made: raises ShareError where `out` is there already."""
     if os.path.lexists(out):
         raise ShareError(f"{out} exists already: give a folder that does not")
+
+
+def save_whole(model: PreTrainedModel, out: Path, tokenizer: Any = None) -> None:
+    """Writes a folder that appears whole or not at all. Raises ShareError where it cannot."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:

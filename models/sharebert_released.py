@@ -23,6 +23,7 @@ from paramshare.models.sharebert_pretrained import (
     ShareBertForSequenceClassification,
     ShareBertModel,
     ShareBertPreTrainedModel,
+    check_new,
     save_whole,
 )
 
@@ -92,6 +93,7 @@ def import_sharebert(folder: Path, out: Path) -> ShareBertPreTrainedModel:
     Pretrained models and fine-tuned classifiers. Nothing of the file is run (`weights_only`).
     Raises ShareError where the folder is not such a checkpoint, or `out` is there already.
     """
+    check_new(out)
     options = _options(folder / "config.json")
     state = convert_state(_state(folder / WEIGHTS), options["pre_norm"])
     if "classifier.bias" in state:

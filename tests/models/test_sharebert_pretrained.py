@@ -101,6 +101,13 @@ def test_freezing_the_encoder_leaves_the_head() -> None:
     }
 
 
+def test_what_the_user_froze_stays_frozen() -> None:
+    model = build()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert not any(p.requires_grad for p in model.train().parameters())
+
+
 def test_one_device() -> None:
     with pytest.raises(ShareError, match="must be on one device"):
         ShareBertForMaskedLM.from_pretrained("x", device_map={"bert": "cpu", "head": "disk"})

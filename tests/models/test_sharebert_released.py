@@ -331,9 +331,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """And that is said before anything is read."""
     theirs = folder_of("A", tmp_path / "theirs")
-    with pytest.raises(ShareError, match="exists already"):
-        import_sharebert(theirs, theirs)
+    for folder in (theirs, tmp_path / "nowhere"):
+        with pytest.raises(ShareError, match="exists already"):
+            import_sharebert(folder, theirs)
 
 
 def test_the_command_prints_the_error(tmp_path: Path) -> None:

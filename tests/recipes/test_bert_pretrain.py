@@ -136,7 +136,7 @@ def test_a_finished_run_is_not_repeated(data: Path, whole: Path) -> None:
 def test_a_folder_of_other_settings_is_left_alone(data: Path, whole: Path) -> None:
     done = run(data, whole, "--lr", 0.5)
     assert done.returncode == 1
-    assert "was begun with lr 0.002, not 0.5: delete it, or give another --out" in done.stderr
+    assert "was begun with lr 0.001, not 0.5: delete it, or give another --out" in done.stderr
 
 
 def test_a_killed_run_goes_on_to_the_same_losses(data: Path, whole: Path, tmp_path: Path) -> None:
