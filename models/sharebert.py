@@ -389,6 +389,13 @@ def initialise(module: nn.Module, config: ShareBertConfig) -> None:
                 part.bias.zero_()
         elif isinstance(part, nn.LayerNorm):
             part.reset_parameters()
+    if not config.released and isinstance(module, ShareBert):
+        lift = module.embeddings.lift
+        if isinstance(lift, nn.Linear):
+            # The tokens keep their spread through it. With that of the other weights, positions
+            # would be many times as large as tokens when they meet, and training would begin
+            # with learning to tell tokens apart.
+            lift.weight.normal_(0, lift.in_features**-0.5)
     if config.released and isinstance(module, ShareBert):
         # The released initialisation does not touch the biases of shared weights, which stay as
         # torch.randn made them, the same in all layers.

@@ -28,6 +28,7 @@ def _sizes(features: int, width: int, layers: int = 4) -> dict[str, Any]:
 
 
 _SHARE = _sizes(64, 192)
+_OWN = {**_SHARE, "depth": "none"}
 LINEUP: dict[str, tuple[str, type[PreTrainedConfig], dict[str, Any]]] = {
     "bert": ("BERT, dense", ShareBertConfig, {**_sizes(192, 192), "sharing": "none"}),
     # Of the 64 columns of its table it needs all.
@@ -35,6 +36,7 @@ LINEUP: dict[str, tuple[str, type[PreTrainedConfig], dict[str, Any]]] = {
     "share-column": ("ShareBERT, VEPS column", ShareBertConfig, {**_SHARE, "layout": "column"}),
     "share": ("ShareBERT, VEPS aligned", ShareBertConfig, _SHARE),
     "share-blocks": ("ShareBERT, VEPS, 2 blocks", ShareBertConfig, {**_SHARE, "blocks": 2}),
+    "share-each-depth": ("ShareBERT, VEPS, own layers", ShareBertConfig, _OWN),
     "share-half-width": ("ShareBERT, half the width", ShareBertConfig, _sizes(64, 96)),
     "share-half-depth": ("ShareBERT, half the depth", ShareBertConfig, _sizes(64, 192, 2)),
     # At the stored size of "share".

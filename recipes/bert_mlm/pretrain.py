@@ -41,7 +41,7 @@ class Settings:
 
 
 # Some minutes a model on two cores.
-SMALL = Settings(steps=8000, batch=16, micro_batch=16)
+SMALL = Settings(steps=6000, batch=16, micro_batch=16)
 HELP = {
     "steps": "updates",
     "batch": "blocks of an update, on all devices together",

@@ -429,7 +429,8 @@ def test_file(change: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("released", [False, True])
 def test_initial_values(released: bool) -> None:
-    """Ours: N(0, 0.02) everywhere. Released: biases stay N(0, 1), the same in all layers."""
+    """Ours: N(0, 0.02) everywhere, so that tokens are as large as positions where they meet.
+    Released: biases stay N(0, 1), the same in all layers."""
     torch.manual_seed(0)
     wide = tiny(vocab_size=2000, hidden_size=128, intermediate_size=256, released=released)
     model = ShareBert(wide)
@@ -440,6 +441,9 @@ def test_initial_values(released: bool) -> None:
     # The released code leaves what it carves at 0.0004 * sqrt(F).
     spread = model.layers[0].query.weight.std()
     assert abs(spread - (0.0004 * 8**0.5 if released else 0.02)) < (4e-4 if released else 1e-4)
+    if not released:
+        tokens = model.embeddings.lift(model.embeddings.tokens.weight)
+        assert abs(tokens.std() / model.embeddings.positions.weight.std() - 1) < 0.1
 
 
 def test_head_is_tied_to_the_table() -> None:
