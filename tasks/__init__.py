@@ -43,4 +43,4 @@ allow_checkpoints()
 if not hasattr(np, "compat"):
     np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
-from paramshare.tasks import masked_lm, translation  # noqa: E402, F401
+from paramshare.tasks import captioning, masked_lm, self_critical, translation  # noqa: E402, F401

@@ -77,7 +77,8 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
     that did.
 
     The encoder reads the encoder's table and the decoder the decoder's; where there is one, one
-    call allocates for all. Raises ShareError with fairseq's names of the options.
+    call allocates for all: it is one for both, or the encoder reads no tokens. Raises ShareError
+    with fairseq's names of the options.
     """
     depth = str(cfg.share_depth)
     try:
@@ -89,10 +90,13 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
     if cfg.share == "none":
         keep_plans_in_checkpoints(model)
         return {}
-    sides = ("encoder", "decoder") if hasattr(model, "decoder") else ("encoder",)
+    sides = ["encoder"]
+    if hasattr(model, "decoder"):
+        reads_tokens = getattr(model.encoder, "dictionary", None) is not None  # not pictures
+        sides = ["encoder", "decoder"] if reads_tokens else ["decoder"]
     tables = {name: _table(model, name) for name in sides}
     if len(set(tables.values())) == 1:
-        tables = {"": tables["encoder"]}
+        tables = {"": tables[sides[0]]}
     dense = count_parameters(model)
     plans = {}
     for path, table in tables.items():
