@@ -1,0 +1,50 @@
+"""Which side a picture is on, by a hash, so that it depends on nothing but the picture."""
+
+import hashlib
+from collections.abc import Mapping
+
+from corpus.stamps import variant
+
+from paramshare.tasks.caption_text import words
+
+SPLITS = ("train", "valid", "test")
+SHARES = {"test": 0.1, "valid": 0.1}  # of the stamps; the others are train
+
+
+def halves(pictures: Mapping[int, str]) -> dict[int, str]:
+    """Of the official validation pictures, whose test pictures have no captions."""
+    return {id: "valid" if place(str(id)) < 0.5 else "test" for id in pictures}
+
+
+def by_group(pictures: Mapping[int, str], captions: Mapping[int, list[str]]) -> dict[int, str]:
+    """Of stamps: those with the same caption, and variants of one picture, stay together.
+
+    pictures: file names.
+    """
+    leader = {id: id for id in pictures}
+
+    def find(id: int) -> int:
+        while leader[id] != id:
+            leader[id] = leader[leader[id]]
+            id = leader[id]
+        return id
+
+    first: dict[object, int] = {}
+    for id, name in pictures.items():
+        for key in (variant(name), *(tuple(words(caption)) for caption in captions[id])):
+            a, b = sorted((find(first.setdefault(key, id)), find(id)))
+            leader[b] = a
+    return {id: _side(place(pictures[find(id)])) for id in pictures}
+
+
+def _side(place: float) -> str:
+    for split, share in SHARES.items():
+        if place < share:
+            return split
+        place -= share
+    return "train"
+
+
+def place(text: str) -> float:
+    """From 0 to 1, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
