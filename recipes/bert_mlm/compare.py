@@ -38,7 +38,7 @@ RATES = (5e-4, 1e-3, 2e-3)  # and further, while the best is the first or the la
 LOWEST, HIGHEST = 1.25e-4, 1.6e-2
 GRADIENTS = (0.3, 1.0)  # beside the default, 0.1
 # The others are variants of "share" and take its settings.
-PROBED = ("bert", "share-eps", "share", "share-blocks", "bert-narrow", "albert", "low-rank")
+PROBED = ("bert", "share-eps", "share", "bert-narrow", "albert", "low-rank")
 # Models of one stored size; the best one of each gets a second seed.
 OURS = ("share", "share-each-depth")
 RIVALS = ("bert-narrow", "albert", "low-rank")

@@ -103,7 +103,7 @@ def only_one(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another prepare.py is writing to {folder}; wait for it to end"
+                f"another run is writing to {folder}; wait for it to end"
             ) from None
         yield
 

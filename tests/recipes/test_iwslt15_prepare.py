@@ -450,7 +450,7 @@ def test_a_stage_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     with (
         stages.only_one(tmp_path),
-        pytest.raises(stages.UserError, match="another prepare.py"),
+        pytest.raises(stages.UserError, match="another run"),
         stages.only_one(tmp_path),
     ):
         pass
