@@ -102,9 +102,7 @@ def only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"another run is writing to {folder}; wait for it to end"
-            ) from None
+            raise UserError(f"another run is writing to {folder}; wait for it to end") from None
         yield
 
 
