@@ -48,12 +48,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="copy the tokenizer of this folder, if it has the tokens of the checkpoint's dict.txt",
     )
+    caption = commands.add_parser(
+        "caption",
+        help="describe pictures by a captioner of fairseq-train",
+        description="Prints a caption for each picture, by a checkpoint of --task "
+        "shared_captioning.",
+    )
+    caption.add_argument("pictures", type=Path, nargs="+", metavar="PICTURE")
+    caption.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="of fairseq-train, or a checkpoint"
+    )
+    caption.add_argument("--beam", type=int, default=3, metavar="N", help="default: %(default)s")
+    caption.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="of the network that made the features; default: those it is published with",
+    )
     args = parser.parse_args(arguments)
     try:
         if args.command == "user-dir":
             print(user_dir())
         elif args.command == "import-sharebert":
             import_sharebert(args.folder, args.out)
+        elif args.command == "caption":
+            print_captions(args.pictures, args.model, args.beam, args.weights)
         else:
             export_sharebert(args.checkpoint, args.out, args.tokenizer)
     except ShareError as error:
@@ -78,6 +96,21 @@ def export_sharebert(checkpoint: Path, out: Path, tokenizer: Path | None) -> Non
     except ImportError as error:
         raise ShareError(f"{error}") from None
     _report(sharebert_fairseq.export_sharebert(checkpoint, out, tokenizer), out)
+
+
+def print_captions(pictures: list[Path], model: Path, beam: int, weights: str | None) -> None:
+    """Each picture's caption; with its name where there are several."""
+    absent = [str(path) for path in pictures if not path.is_file()]
+    if absent:
+        raise ShareError(f"no such picture: {', '.join(absent)}")
+    if beam < 1:
+        raise ShareError(f"--beam {beam} must be at least 1")
+    try:
+        from paramshare.tasks.caption import CaptionModel
+    except ImportError as error:
+        raise ShareError(f"{error}") from None
+    for path, text in CaptionModel(model, weights).caption(pictures, beam=beam):
+        print(f"{path}\t{text}" if len(pictures) > 1 else text, flush=True)
 
 
 def _report(model: Any, out: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paramshare import ShareError
 
@@ -130,8 +129,3 @@ def _defect(path: Path) -> str | None:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return "broken picture"
     return None
-
-
-def written(captions: dict[int, str]) -> list[dict[str, Any]]:
-    """Captions as COCO's results are written."""
-    return [{"image_id": picture, "caption": caption} for picture, caption in captions.items()]
