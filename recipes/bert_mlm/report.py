@@ -125,29 +125,25 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Loss against what is stored."""
+    """The loss of each model, the best one on top; a dot a seed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    losses: dict[str, list[float]] = {}
+    for row in rows:
+        losses.setdefault(row["model"], []).append(row["mlm_loss"])
+    stored = {row["model"]: row["stored"] for row in rows}
+    names = sorted(losses, key=lambda name: mean(losses[name]), reverse=True)
+    figure = Figure(figsize=(8, 0.4 * len(names) + 1.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for row in rows:
-        label = lineup.LINEUP[row["model"]][0]
-        color = "C3" if row["model"].startswith("share") else "C0"
-        axes.scatter(row["stored"], row["mlm_loss"], color=color)
-        axes.annotate(
-            label,
-            (row["stored"], row["mlm_loss"]),
-            xytext=(6, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel("stored parameters")
-    axes.set_ylabel("loss at masked tokens of held-out text (nats)")
-    axes.set_title("Masked language models after the same steps on the same text")
+    for place, name in enumerate(names):
+        color = "C3" if name.startswith("share") else "C0"
+        axes.scatter(losses[name], [place] * len(losses[name]), color=color)
+    labels = [f"{lineup.LINEUP[name][0]} ({stored[name] / 1e6:.2f} M)" for name in names]
+    axes.set_yticks(range(len(names)), labels)
+    axes.set_xlabel("loss at masked tokens of held-out text (nats)")
+    axes.set_title("After the same steps on the same text")
     axes.grid(alpha=0.3)
     temporary = path.with_name(f".{path.name}")
     figure.savefig(temporary, format="png", dpi=110)
