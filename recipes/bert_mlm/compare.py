@@ -1,6 +1,6 @@
 """Trains all models of the comparison on the same text and judges them, in one command.
 
-    python recipes/bert_mlm/compare.py            # the whole; about four hours on two cores
+    python recipes/bert_mlm/compare.py            # the whole; two to three hours on two cores
     python recipes/bert_mlm/compare.py --show     # only the table and the plot of what there is
 
 First short probes choose the learning rates, and ShareBERT's table gradient; then all models are
