@@ -238,10 +238,10 @@ def train_all(comparison: Comparison, names: list[str]) -> None:
     for name in names:
         comparison.settings(name)
     rows = {name: comparison.row(name, 1) for name in names}
-    for family in (OURS, RIVALS):
-        of_family = [row for name, row in rows.items() if name in family]
-        if of_family:
-            comparison.row(min(of_family, key=_loss)["model"], 2)
+    ours, rivals = ([rows[name] for name in names if name in kind] for kind in (OURS, RIVALS))
+    if ours and rivals:
+        for family in (ours, rivals):
+            comparison.row(min(family, key=_loss)["model"], 2)
     comparison.time()
 
 

@@ -14,14 +14,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-from options import NEEDED, add_training
+from options import FEATURES, NEEDED, add_training
 from pretrain import DATA
 from script import check_installed, parser, run_script
 from texts import examples
 
 LOSSES = ("mse", "kl")
-# The features of the table at which both students of sentences store about as much.
-FEATURES = {"share": 128, "albert": 72}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

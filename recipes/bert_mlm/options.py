@@ -1,4 +1,4 @@
-"""The options of all trainings by finetune.py and distill.py.
+"""The options of all trainings by finetune.py and distill.py, and values that options can take.
 
 Nothing is imported here that must be installed, so that --help always works.
 """
@@ -6,9 +6,10 @@ Nothing is imported here that must be installed, so that --help always works.
 import argparse
 from pathlib import Path
 
-from pretrain import PRECISIONS
-
 LENGTH = 128
+PRECISIONS = ("bf16", "fp16", "fp32")
+# The features of the table at which both students of sentences store about as much.
+FEATURES = {"share": 128, "albert": 72}
 NEEDED = {"numpy": "numpy", "torch": "torch", "transformers": "transformers"}
 NEEDED |= {"accelerate": "accelerate"}
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from options import PRECISIONS
 from script import check_installed, parser, run_script
 from stages import UserError
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "bert_mlm"
 NEEDED = {"transformers": "transformers", "accelerate": "accelerate"}
-PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 @dataclass

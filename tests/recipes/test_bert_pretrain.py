@@ -251,7 +251,7 @@ def test_compare(data: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (results / "results.jsonl").read_text().splitlines()]
     probes = (results / "probes.jsonl").read_text().splitlines()
     assert [(row["model"], row["seed"]) for row in rows] == [("share-half-depth", 1), ("albert", 1)]
-    assert len(probes) >= 9  # three rates of each, and three more table gradients
+    assert len(probes) >= 8  # three rates of each, and two more table gradients
     check(rows, probes)
     text = (results / "README.md").read_text()
     assert text.startswith("Before.\n<!-- written by compare.py -->\n| model |")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 import training
-from distill import FEATURES
 from folders import device, load_model, load_tokenizer, longest_input
 from measures import metrics
+from options import FEATURES
 from stages import UserError, read_lines
 from teachers import teaching
 from torch import Tensor, nn
