@@ -23,6 +23,8 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from paramshare.errors import ShareError
+
 # ---------------------------------------------------------------------- the encoder
 
 
@@ -201,36 +203,22 @@ class ConvCaptionerOptions(CaptionerOptions):
     decoder_layers: int = _option(6, "convolutions, each with attention")
 
 
-class Captioner(FairseqEncoderDecoderModel):
-    """What the architectures have in common."""
-
-    @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> "Captioner":
-        if not hasattr(task, "feature_width"):
-            raise ValueError(f"--arch {cfg._name} needs --task shared_captioning")
-        source = (task.feature_width, cls.memory_width(cfg), cfg.dropout)
-        picture = (*source, task.build_backbone(), task.cfg.finetune_backbone)
-        return cls(*cls.parts(cfg, task.target_dictionary, picture))
-
-    @staticmethod
-    def memory_width(cfg: Any) -> int:
-        raise NotImplementedError
-
-    @staticmethod
-    def parts(cfg: Any, dictionary: Any, picture: tuple[Any, ...]) -> tuple[Any, Any]:
-        raise NotImplementedError
+def _picture(cfg: Any, task: Any, width: int) -> tuple[Any, ...]:
+    """What every ImageEncoder is made of; `width` of its memory. Raises ShareError where the task
+    has no pictures."""
+    if not hasattr(task, "feature_width"):
+        raise ShareError(f"--arch {cfg._name} needs --task shared_captioning")
+    backbone = task.build_backbone()
+    return task.feature_width, width, cfg.dropout, backbone, task.cfg.finetune_backbone
 
 
 @register_model("caption_transformer", dataclass=TransformerCaptionerOptions)
-class TransformerCaptioner(Captioner):
+class TransformerCaptioner(FairseqEncoderDecoderModel):
     """A Transformer; its table may be wider or narrower than its layers."""
 
-    @staticmethod
-    def memory_width(cfg: Any) -> int:
-        return cfg.width
-
-    @staticmethod
-    def parts(cfg: Any, dictionary: Any, picture: tuple[Any, ...]) -> tuple[Any, Any]:
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> FairseqEncoderDecoderModel:
+        dictionary = task.target_dictionary
         sizes = TransformerConfig()
         for side, layers in (
             (sizes.encoder, cfg.encoder_layers),
@@ -244,19 +232,17 @@ class TransformerCaptioner(Captioner):
         sizes.share_decoder_input_output_embed = cfg.share_decoder_input_output_embed
         table = embedding(len(dictionary), cfg.decoder_embed_dim, dictionary.pad())
         decoder = TransformerDecoderBase(sizes, dictionary, table)
-        return TransformerImageEncoder(sizes, *picture), decoder
+        encoder = TransformerImageEncoder(sizes, *_picture(cfg, task, cfg.width))
+        return cls(encoder, decoder)
 
 
 @register_model("caption_lstm", dataclass=LSTMCaptionerOptions)
-class LSTMCaptioner(Captioner):
+class LSTMCaptioner(FairseqEncoderDecoderModel):
     """An LSTM with attention."""
 
-    @staticmethod
-    def memory_width(cfg: Any) -> int:
-        return cfg.hidden_size
-
-    @staticmethod
-    def parts(cfg: Any, dictionary: Any, picture: tuple[Any, ...]) -> tuple[Any, Any]:
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> FairseqEncoderDecoderModel:
+        dictionary = task.target_dictionary
         decoder = LSTMDecoder(
             dictionary,
             embed_dim=cfg.decoder_embed_dim,
@@ -269,19 +255,17 @@ class LSTMCaptioner(Captioner):
             share_input_output_embed=cfg.share_decoder_input_output_embed,
             max_target_positions=cfg.max_caption,
         )
-        return LSTMImageEncoder(cfg.decoder_layers, *picture), decoder
+        picture = _picture(cfg, task, cfg.hidden_size)
+        return cls(LSTMImageEncoder(cfg.decoder_layers, *picture), decoder)
 
 
 @register_model("caption_fconv", dataclass=ConvCaptionerOptions)
-class ConvCaptioner(Captioner):
+class ConvCaptioner(FairseqEncoderDecoderModel):
     """ConvS2S: convolutions with attention in each."""
 
-    @staticmethod
-    def memory_width(cfg: Any) -> int:
-        return cfg.decoder_embed_dim
-
-    @staticmethod
-    def parts(cfg: Any, dictionary: Any, picture: tuple[Any, ...]) -> tuple[Any, Any]:
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> FairseqEncoderDecoderModel:
+        dictionary = task.target_dictionary
         decoder = FConvDecoder(
             dictionary,
             embed_dim=cfg.decoder_embed_dim,
@@ -291,4 +275,4 @@ class ConvCaptioner(Captioner):
             dropout=cfg.dropout,
             share_embed=cfg.share_decoder_input_output_embed,
         )
-        return ConvImageEncoder(*picture), decoder
+        return cls(ConvImageEncoder(*_picture(cfg, task, cfg.decoder_embed_dim)), decoder)

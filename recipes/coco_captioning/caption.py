@@ -90,7 +90,9 @@ def of_split(
     from paramshare.tasks.features import Features
     from paramshare.tasks.pictures import FeatureSources
 
-    pictures = list(read_captions(args.data / "captions" / f"{args.split}.json", str.split).files)
+    captions = read_captions(args.data / "captions" / f"{args.split}.json", model.task.text.split)
+    captions.settle(skip=False)
+    pictures = list(captions.files)
     features = Features(args.data / "features" / args.backbone / args.split)
     model.task.check_made_by(features.backbone, features.folder)
     sources = FeatureSources(features)

@@ -7,6 +7,7 @@ import pickle
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 import paramshare.tasks
 from paramshare import ShareError, materialize
 from paramshare.cli import user_dir
+from paramshare.models.captioner import LSTMCaptioner, LSTMCaptionerOptions
 from paramshare.sharing import named_pools
 from paramshare.tasks.caption import CaptionModel
 from paramshare.tasks.caption_text import words
@@ -260,6 +262,14 @@ def test_through_the_command_lines(data: Path, tmp_path: Path) -> None:
     ours = model.generate(sources, beam=3, no_repeat_ngram_size=0, max_len_b=10)
     assert [theirs[str(n)] for n in range(6)] == ours
     assert ours[0] in ("a red circle", "one circle that is red")
+
+
+def test_a_captioner_needs_its_task(data: Path) -> None:
+    _, model = build(data, "lstm")
+    other = SimpleNamespace(target_dictionary=model.decoder.dictionary)
+    cfg = SimpleNamespace(**{**vars(LSTMCaptionerOptions()), "_name": "caption_lstm"})
+    with pytest.raises(ShareError, match="--arch caption_lstm needs --task shared_captioning"):
+        LSTMCaptioner.build_model(cfg, other)
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
