@@ -146,7 +146,15 @@ class LSTMImageEncoder(ImageEncoder):
 
 
 class ConvImageEncoder(ImageEncoder):
-    """The memory is key and value of ConvS2S's attention."""
+    """The memory is key and value of ConvS2S's attention.
+
+    It starts with the spread of fairseq's token embeddings there: what attention reads is added,
+    in each layer, to sums of those, times the root of the number of cells.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        nn.init.constant_(self.norm.weight, 0.1)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> dict[str, Any]:
         x, padding = self.memory(src_tokens, src_lengths)

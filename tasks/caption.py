@@ -77,7 +77,7 @@ class CaptionModel:
         beam: int = 3,
         lenpen: float = 1.0,
         no_repeat_ngram_size: int = 3,
-        max_len_b: int = 30,
+        max_len_b: int = captioning.SharedCaptioningTask.LONGEST,
     ) -> list[str]:
         """The best caption of each source, by beam search."""
         options = replace(

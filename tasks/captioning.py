@@ -27,6 +27,7 @@ from paramshare.tasks.captions import check_features, check_pictures, read_capti
 from paramshare.tasks.features import Features
 from paramshare.tasks.pictures import CaptionDataset, FeatureSources, PictureSources, Sources
 from paramshare.tasks.sharing import ShareConfig, SharingTask
+from paramshare.tasks.validation import CaptionScorer, log_cider
 
 logger = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
@@ -57,6 +58,14 @@ class SharedCaptioningConfig(ShareConfig):
         default=False,
         metadata={"help": "leave out pictures and captions that cannot be used, saying which"},
     )
+    eval_cider: bool = field(
+        default=False,
+        metadata={
+            "help": "caption the validation pictures after each epoch and log CIDEr; keep the best "
+            "by --best-checkpoint-metric cider --maximize-best-checkpoint-metric"
+        },
+    )
+    eval_beam: int = field(default=3, metadata={"help": "beam of --eval-cider"})
 
 
 @register_task("shared_captioning", dataclass=SharedCaptioningConfig)
@@ -64,6 +73,8 @@ class SharedCaptioningTask(SharingTask, FairseqTask):
     """Captioning by a model whose dense weights are read from the table of its words."""
 
     cfg: SharedCaptioningConfig
+    LONGEST = 30  # tokens of a caption that is generated
+    _scorer: CaptionScorer | None = None  # of the validation pictures
 
     def __init__(
         self, cfg: SharedCaptioningConfig, dictionary: Dictionary, text: CaptionText
@@ -71,6 +82,8 @@ class SharedCaptioningTask(SharingTask, FairseqTask):
         """Raises ShareError where there are neither features nor a backbone, or both."""
         super().__init__(cfg)
         self.dictionary, self.text = dictionary, text
+        if cfg.eval_beam < 1:
+            raise ShareError(f"--eval-beam {cfg.eval_beam} must be at least 1")
         if (cfg.features is None) == (cfg.backbone is None):
             raise ShareError(
                 "the source is --features DIR (made by features.py) or the pictures by --backbone "
@@ -155,7 +168,23 @@ class SharedCaptioningTask(SharingTask, FairseqTask):
             self.dictionary,
             shuffle=split == "train",
         )
+        if split == "valid" and self.cfg.eval_cider:
+            ids = [picture for picture, _ in pairs]
+            self._scorer = CaptionScorer(self, ids, found.of, self.cfg.eval_beam)
         logger.info(f"{path}: {len(found.files):,} pictures, {len(pairs):,} captions")
+
+    def valid_step(
+        self, sample: dict[str, Any], model: nn.Module, criterion: nn.Module
+    ) -> tuple[torch.Tensor, int, dict[str, Any]]:
+        loss, size, logged = super().valid_step(sample, model, criterion)
+        if self._scorer is not None:
+            bare = getattr(model, "module", model)  # without DistributedDataParallel
+            logged = {**logged, **self._scorer.score(bare, sample)}
+        return loss, size, logged
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: nn.Module) -> None:
+        super().reduce_metrics(logging_outputs, criterion)
+        log_cider(logging_outputs)
 
     def encode(self, caption: str) -> torch.Tensor:
         """Its tokens, with the end."""

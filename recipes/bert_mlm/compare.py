@@ -30,6 +30,7 @@ from evaluate import QUESTIONS, SIMILARITIES
 from folders import load_tokenizer
 from masking import data_digest, load_blocks
 from pretrain import DATA
+from results import Row, read_rows, write_rows
 from script import check_installed, parser, run_script
 from stages import UserError, only_one
 
@@ -45,8 +46,6 @@ RIVALS = ("bert-narrow", "albert", "low-rank")
 SPLITS = ("train", "dev", "test")
 FINETUNING_SEEDS = (1, 2)
 FINETUNING = ("--epochs", "2", "--lr", "2e-4", "--batch", "32", "--precision", "bf16")
-
-Row = dict[str, Any]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -79,8 +78,8 @@ class Comparison:
         self.data = data_digest(args.data)
         self.vocabulary = len(load_tokenizer(args.data / "tokenizer"))
         self.length = load_blocks(args.data / "blocks", "dev")[0].shape[1]
-        self.probes = report.read(self.results / "probes.jsonl")
-        self.rows = report.read(self.results / "results.jsonl")
+        self.probes = read_rows(self.results / "probes.jsonl")
+        self.rows = read_rows(self.results / "results.jsonl")
 
     def identity(self, name: str, steps: int) -> Row:
         """What a line must agree in: the model to its last option, the data, the steps."""
@@ -187,11 +186,11 @@ class Comparison:
         speeds = report.speeds({row["model"]: self.folder(row["model"], 1) for row in rows})
         for row in rows:
             row["speed"] = speeds[row["model"]] / speeds["bert"]
-        report.write(self.results / "results.jsonl", self.rows)
+        write_rows(self.results / "results.jsonl", self.rows)
 
     def keep(self, rows: list[Row], row: Row, name: str) -> None:
         rows.append(row)
-        report.write(self.results / name, rows)
+        write_rows(self.results / name, rows)
         print(json.dumps(row), flush=True)
 
 

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import Any
 
 import lineup
 import torch
 from folders import load_model
 from masking import IGNORED, RATE
+from results import Row, markdown, put_table, save_figure
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from paramshare.report import count_parameters
-
-START, END = "<!-- written by compare.py -->", "<!-- end -->"
-Row = dict[str, Any]
-
-
-def read(path: Path) -> list[Row]:
-    return (
-        [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    )
-
-
-def write(path: Path, rows: list[Row]) -> None:
-    part = path.with_name(f".{path.name}")
-    part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    part.replace(path)
 
 
 def sizes(folder: Path) -> Row:
@@ -81,13 +64,7 @@ def show(rows: list[Row], folder: Path) -> None:
     README.md, if that has the marks between which it belongs."""
     text = table(rows)
     print(text)
-    readme = folder / "README.md"
-    before, start, rest = (readme.read_text("utf-8") if readme.exists() else "").partition(START)
-    _, end, after = rest.partition(END)
-    if start and end:
-        part = readme.with_name(".README.md")
-        part.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
-        part.replace(readme)
+    put_table(folder / "README.md", text)
     plot(rows, folder / "results.png")
 
 
@@ -103,11 +80,11 @@ def table(rows: list[Row]) -> str:
         "accuracy, %",
     )
     head += ("WordSim-353", "SimLex-999", "analogies, %", "snippets: accuracy, %")
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines = []
     order = list(lineup.LINEUP)
     for row in sorted(rows, key=lambda row: (order.index(row["model"]), row["seed"])):
         tuned = row["finetuned"]
-        cells = (
+        cells = [
             lineup.LINEUP[row["model"]][0],
             str(row["seed"]),
             f"{row['stored']:,}",
@@ -119,9 +96,9 @@ def table(rows: list[Row]) -> str:
             f"{row['SimLex-999']:.1f}",
             "-" if row["analogies"] is None else f"{row['analogies']:.1f}",
             f"{mean(tuned):.1f} ({', '.join(f'{x:.1f}' for x in tuned)})",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ]
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -145,6 +122,4 @@ def plot(rows: list[Row], path: Path) -> None:
     axes.set_xlabel("loss at masked tokens of held-out text (nats)")
     axes.set_title("After the same steps on the same text")
     axes.grid(alpha=0.3)
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format="png", dpi=110)
-    os.replace(temporary, path)
+    save_figure(figure, path)

@@ -86,6 +86,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         options.error("--karpathy and --annotations need --images DIR, too")
     if args.images and not (args.karpathy or args.annotations):
         options.error("--images DIR needs --karpathy or --annotations, too")
+    if args.pieces is None and args.min_count is None:
+        args.min_count = 1 if args.images is None else 5
     return args
 
 
@@ -116,7 +118,7 @@ def prepare(args: argparse.Namespace) -> None:
 
     def read_stamps() -> tuple[list[Captions], coco.Sides]:
         found = read_captions(pictures / stamps.ANNOTATIONS, words)
-        return [found], split.by_group(found.files, found.of)
+        return [found], split.by_picture(found.files)
 
     with only_one(out), narrator, _reports(narrator):
         if args.images is None:
@@ -133,19 +135,18 @@ def prepare(args: argparse.Namespace) -> None:
         else:
             package, files, folder = {}, _files(args), args.images.resolve()
             read = partial(coco.karpathy if args.karpathy else coco.official, *files)
-        min_count = args.min_count or (1 if args.images is None else 5)
         figures = run_stage(
             target,
             {
                 "files": [[path.name, _digest(path)] for path in files],
                 "pictures": str(folder),
-                "min_count": None if args.pieces else min_count,
+                "min_count": args.min_count,
                 "pieces": args.pieces,
                 "skip_bad": args.skip_bad,
                 "code": code_digest(HERE, *(f"corpus/{name}.py" for name in CODE), *RULES),
             },
             lambda target: captions.fill(
-                target, read, folder, min_count, args.pieces, args.skip_bad
+                target, read, folder, args.min_count, args.pieces, args.skip_bad
             ),
             say=say,
             doing="checking pictures and captions",

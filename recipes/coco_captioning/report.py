@@ -1,0 +1,137 @@
+"""What the comparison measures of a captioner, its table and its picture."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import caption
+from coco_json import read_references, read_results
+from results import Row, markdown, put_table, save_figure
+from scoring import score_captions
+
+CAPTIONS = "test.json"  # in the folder of a model
+NAMES = {"transformer": "Transformer", "lstm": "LSTM", "fconv": "ConvS2S"}
+BATCH, ROUNDS = 16, 7
+
+
+def measure(folder: Path, args: argparse.Namespace) -> Row:
+    """Parameters, CIDEr of validation, scores of the test pictures. Writes CAPTIONS."""
+    from fairseq import checkpoint_utils
+
+    from paramshare.report import count_parameters
+    from paramshare.tasks.caption import CHECKPOINT, CaptionModel
+
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / CHECKPOINT))
+    caption.main([str(folder), "--data", str(args.data)])
+    references = read_references(args.data / "captions" / "test.json")
+    scores = score_captions(references.captions, read_results(folder / CAPTIONS, references))
+    return {
+        "stored": count_parameters(CaptionModel(folder).model),
+        "valid_cider": state["extra_state"]["best"],
+        "scores": {name: round(value, 2) for name, value in scores.table.items()},
+        "tokens": scores.tokenisation,
+    }
+
+
+def speeds(folders: Mapping[Any, Path], args: argparse.Namespace) -> dict[Any, float]:
+    """Captions a second by beam search, in batches of test pictures whose features are in memory:
+    medians of rounds in which the models take turns."""
+    from train import BACKBONE
+
+    from paramshare.tasks.caption import CaptionModel
+    from paramshare.tasks.features import Features
+    from paramshare.tasks.pictures import FeatureSources
+
+    models = {name: CaptionModel(folder) for name, folder in folders.items()}
+    features = Features(args.data / "features" / BACKBONE / "test")
+    sources = [FeatureSources(features).load(picture) for picture in features.ids[: 4 * BATCH]]
+    times: dict[Any, list[float]] = {name: [] for name in models}
+    for _ in range(ROUNDS):
+        for name, model in models.items():
+            started = time.perf_counter()
+            for start in range(0, len(sources), BATCH):
+                model.generate(sources[start : start + BATCH])
+            times[name].append(time.perf_counter() - started)
+    return {name: len(sources) / median(found) for name, found in times.items()}
+
+
+def show(rows: Mapping[Any, Sequence[Row]], folder: Path) -> None:
+    """Prints the table and writes it into README.md in `folder`, the plot into results.png."""
+    text = table(rows)
+    print(text)
+    put_table(folder / "README.md", text)
+    plot(rows, folder / "results.png")
+
+
+def table(rows: Mapping[Any, Sequence[Row]]) -> str:
+    """In Markdown: scores are means over the seeds, with their standard deviation; the plain twin
+    of a model is the one of its architecture and size."""
+    head = ["model", "stored", "compression", "learning rate", "seeds", "BLEU-4", "ROUGE-L"]
+    head += ["CIDEr", "of the twin's CIDEr", "captions a second, twin = 1"]
+    lines = []
+    for model, found in rows.items():
+        twin = rows.get(model._replace(model="baseline"))
+        first = found[0]
+        cells = [_name(model), f"{first['stored']:,}", "", f"{first['lr']:g}", str(len(found))]
+        cells += [_spread(found, name) for name in ("BLEU-4", "ROUGE-L", "CIDEr")]
+        cells += ["", ""]
+        if twin and model.model != "baseline":
+            cells[2] = f"{twin[0]['stored'] / first['stored']:.2f}x"
+            cells[-2] = f"{100 * _mean(found, 'CIDEr') / _mean(twin, 'CIDEr'):.0f}%"
+            if "speed" in first and "speed" in twin[0]:
+                cells[-1] = f"{first['speed'] / twin[0]['speed']:.2f}"
+        lines.append(cells)
+    return markdown(head, lines)
+
+
+def plot(rows: Mapping[Any, Sequence[Row]], path: Path) -> None:
+    """CIDEr against what is stored: a dot a seed, a bar at their mean, a line from twin to shared
+    model."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colors = {arch: f"C{n}" for n, arch in enumerate(NAMES)}
+    markers = {"baseline": "o", "veps": "^", "eps": "s"}
+    for model, found in rows.items():
+        stored, score = found[0]["stored"], _mean(found, "CIDEr")
+        color = colors[model.arch]
+        dots = [row["scores"]["CIDEr"] for row in found]
+        axes.scatter(
+            [stored] * len(dots), dots, color=color, marker=markers[model.model], alpha=0.35
+        )
+        axes.scatter(
+            stored, score, color=color, marker=markers[model.model], s=90, label=_name(model)
+        )
+        twin = rows.get(model._replace(model="baseline"))
+        if twin and model.model != "baseline":
+            ends = [twin[0]["stored"], stored], [_mean(twin, "CIDEr"), score]
+            axes.plot(*ends, color=color, linewidth=1, alpha=0.6)
+    axes.set_xscale("log")
+    axes.set_xlabel("stored parameters")
+    axes.set_ylabel("CIDEr of test pictures")
+    axes.set_title("Each line joins a shared captioner with its plain twin")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    save_figure(figure, path)
+
+
+def _name(model: Any) -> str:
+    kind = {"baseline": "plain", "veps": "VEPS", "eps": "EPS"}[model.model]
+    return f"{NAMES[model.arch]}, {model.size}, {kind}"
+
+
+def _mean(found: Sequence[Row], name: str) -> float:
+    return mean(row["scores"][name] for row in found)
+
+
+def _spread(found: Sequence[Row], name: str) -> str:
+    values = [row["scores"][name] for row in found]
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")

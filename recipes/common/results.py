@@ -1,0 +1,51 @@
+"""Lines of finished runs, and the table that a README shows of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+START, END = "<!-- written by compare.py -->", "<!-- end -->"
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """None where the file is not there."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
+
+
+def put_table(readme: Path, table: str) -> None:
+    """Replaces what is between the marks, where the file has them."""
+    text = readme.read_text("utf-8") if readme.exists() else ""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if start and end:
+        _replace(readme, f"{before}{START}\n{table}\n{END}{after}")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """As a PNG."""
+    part = path.with_name(f".{path.name}")
+    figure.savefig(part, format="png", dpi=110)
+    os.replace(part, path)
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}")
+    part.write_text(text, "utf-8")
+    part.replace(path)
