@@ -187,6 +187,17 @@ class Comparison:
             rows[model]["speed"] = speed
         write_rows(self.path, self.rows)
 
+    def nearest(self) -> Row | None:
+        """The line that needs no training; None before it is there."""
+        wanted = {"model": "nearest", "data": self.data}
+        return next((row for row in self.rows if wanted.items() <= row.items()), None)
+
+    def find_nearest(self) -> None:
+        if self.nearest() is None:
+            row = {"model": "nearest", "data": self.data, **report.nearest(self.args)}
+            self.rows.append(row)
+            write_rows(self.path, self.rows)
+
     def show_pictures(self) -> None:
         """The gallery of the first architecture: its plain model against VEPS."""
         found = self.checkpoints()
@@ -227,12 +238,13 @@ def compare(args: argparse.Namespace) -> None:
         results.mkdir(parents=True, exist_ok=True)
         with only_one(comparison.folder):
             comparison.train_all()
+            comparison.find_nearest()
             comparison.time()
             comparison.show_pictures()
     rows = comparison.chosen()
     if not rows:
         raise UserError(f"{comparison.path} has no lines of this data: leave --show out")
-    report.show(rows, results)
+    report.show(rows, comparison.nearest(), results)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,9 +13,11 @@ import caption
 from coco_json import read_references, read_results
 from results import Row, markdown, put_table, save_figure
 from scoring import score_captions
+from train import BACKBONE
 
 CAPTIONS = "test.json"  # in the folder of a model
 NAMES = {"transformer": "Transformer", "lstm": "LSTM", "fconv": "ConvS2S"}
+SHOWN = ("BLEU-4", "ROUGE-L", "CIDEr")
 BATCH, ROUNDS = 16, 7
 
 
@@ -33,16 +35,37 @@ def measure(folder: Path, args: argparse.Namespace) -> Row:
     return {
         "stored": count_parameters(CaptionModel(folder).model),
         "valid_cider": state["extra_state"]["best"],
-        "scores": {name: round(value, 2) for name, value in scores.table.items()},
+        "scores": _rounded(scores.table),
         "tokens": scores.tokenisation,
     }
+
+
+def nearest(args: argparse.Namespace) -> Row:
+    """Scores of what needs no training: the caption of the most similar picture of train, by the
+    cosine of the mean of its features."""
+    import numpy as np
+
+    from paramshare.tasks.features import Features
+
+    def means(split: str) -> tuple[list[int], Any]:
+        features = Features(args.data / "features" / BACKBONE / split)
+        rows = [np.asarray(features[id], np.float32).mean(0) for id in features.ids]
+        return features.ids, np.stack([row / np.linalg.norm(row) for row in rows])
+
+    references, known = (
+        read_references(args.data / "captions" / f"{split}.json") for split in ("test", "train")
+    )
+    (ids, asked), (others, there) = means("test"), means("train")
+    said = {
+        id: known.captions[others[best]][0]
+        for id, best in zip(ids, (asked @ there.T).argmax(1), strict=True)
+    }
+    return {"scores": _rounded(score_captions(references.captions, said).table)}
 
 
 def speeds(folders: Mapping[Any, Path], args: argparse.Namespace) -> dict[Any, float]:
     """Captions a second by beam search, in batches of test pictures whose features are in memory:
     medians of rounds in which the models take turns."""
-    from train import BACKBONE
-
     from paramshare.tasks.caption import CaptionModel
     from paramshare.tasks.features import Features
     from paramshare.tasks.pictures import FeatureSources
@@ -60,25 +83,25 @@ def speeds(folders: Mapping[Any, Path], args: argparse.Namespace) -> dict[Any, f
     return {name: len(sources) / median(found) for name, found in times.items()}
 
 
-def show(rows: Mapping[Any, Sequence[Row]], folder: Path) -> None:
+def show(rows: Mapping[Any, Sequence[Row]], nearest: Row | None, folder: Path) -> None:
     """Prints the table and writes it into README.md in `folder`, the plot into results.png."""
-    text = table(rows)
+    text = table(rows, nearest)
     print(text)
     put_table(folder / "README.md", text)
     plot(rows, folder / "results.png")
 
 
-def table(rows: Mapping[Any, Sequence[Row]]) -> str:
+def table(rows: Mapping[Any, Sequence[Row]], nearest: Row | None) -> str:
     """In Markdown: scores are means over the seeds, with their standard deviation; the plain twin
     of a model is the one of its architecture and size."""
-    head = ["model", "stored", "compression", "learning rate", "seeds", "BLEU-4", "ROUGE-L"]
-    head += ["CIDEr", "of the twin's CIDEr", "captions a second, twin = 1"]
+    head = ["model", "stored", "compression", "learning rate", "seeds", *SHOWN]
+    head += ["of the twin's CIDEr", "captions a second, twin = 1"]
     lines = []
     for model, found in rows.items():
         twin = rows.get(model._replace(model="baseline"))
         first = found[0]
         cells = [_name(model), f"{first['stored']:,}", "", f"{first['lr']:g}", str(len(found))]
-        cells += [_spread(found, name) for name in ("BLEU-4", "ROUGE-L", "CIDEr")]
+        cells += [_spread(found, name) for name in SHOWN]
         cells += ["", ""]
         if twin and model.model != "baseline":
             cells[2] = f"{twin[0]['stored'] / first['stored']:.2f}x"
@@ -86,6 +109,9 @@ def table(rows: Mapping[Any, Sequence[Row]]) -> str:
             if "speed" in first and "speed" in twin[0]:
                 cells[-1] = f"{first['speed'] / twin[0]['speed']:.2f}"
         lines.append(cells)
+    if nearest:
+        scores = [f"{nearest['scores'][name]:.1f}" for name in SHOWN]
+        lines.append(["caption of the most similar picture", *[""] * 4, *scores, "", ""])
     return markdown(head, lines)
 
 
@@ -121,6 +147,10 @@ def plot(rows: Mapping[Any, Sequence[Row]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     save_figure(figure, path)
+
+
+def _rounded(table: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in table.items()}
 
 
 def _name(model: Any) -> str:
