@@ -60,6 +60,7 @@ def test_the_fairseq_command_runs(corpus: Path, tmp_path: Path) -> None:
     [
         *("README.md", "models/README.md"),
         *("recipes/iwslt15_envi/README.md", "recipes/bert_mlm/README.md"),
+        "recipes/coco_captioning/README.md",
     ],
 )
 def test_links_and_paths_exist(file: str) -> None:

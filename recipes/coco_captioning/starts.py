@@ -5,8 +5,8 @@
 The authors saw EPS start badly in captioning where VEPS does not. Of each architecture, in the size
 that EPS fits (wide), this prints the standard deviation of what the first and the last layer of the
 decoder put out, and of the logits, for one batch before the first update, and the training loss of
-the first epochs; with weights that start with the spread of the plain model's (--share-init match,
-the default) and with what table and projection of N(0, 1/features) make of themselves (paper).
+the first epochs: with weights that start with the spread of the plain model's (--share-init match,
+the default), shared by all depths or by none; and with a projection of N(0, 0.02) (paper).
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from script import check_installed, parser, run_script
 from stages import UserError
 from train import BACKBONE, DATA, SIZES, Run
 
-STARTS = (
-    *(("baseline", None), ("veps", "match"), ("veps", "paper")),
-    *(("eps", "match"), ("eps", "paper")),
+STARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("baseline", "", ()),
+    ("veps", "match", ("--share-init", "match")),
+    ("veps", "match, own layers", ("--share-init", "match", "--share-depth", "none")),
+    ("veps", "paper", ("--share-init", "paper")),
+    ("eps", "match", ("--share-init", "match")),
+    ("eps", "paper", ("--share-init", "paper")),
 )
 PAIRS = 32
 
@@ -54,15 +58,14 @@ def starts(args: argparse.Namespace) -> None:
     head = ["captioner", "start", "first layer", "last layer", "logits", "loss before"]
     rows = []
     for arch in args.archs:
-        for model, init in STARTS:
+        for model, start, extra in STARTS:
             with tempfile.TemporaryDirectory() as out:
                 where = args.data / "captions", args.data / "features" / BACKBONE, Path(out)
-                extra = () if init is None else ("--share-init", init)
                 run = Run(arch, model, "wide", *where, epochs=args.epochs, extra=extra)
                 spreads = before(run)
                 losses = train(run)
             cells = [f"{x:.2f}" for x in (*spreads, *losses)]
-            rows.append([f"{arch} {model}", init or "", *cells])
+            rows.append([f"{arch} {model}", start, *cells])
             print(*rows[-1], flush=True)
     print(markdown([*head, *(f"epoch {n}" for n in range(1, args.epochs + 1))], rows))
 
