@@ -21,7 +21,6 @@ from torch.nn.parameter import Parameter
 
 from paramshare import weight_norm
 from paramshare.errors import ShareError
-from paramshare.factored import factored_linear
 from paramshare.kinds import kind_of_class
 from paramshare.lifted import LiftedTable
 from paramshare.marks import BASE, POOLS, SOURCES, original_class, pools, sources
@@ -297,6 +296,4 @@ def _holding_forward(base: type[nn.Module]) -> Any:
 def _factored_forward(self: nn.Linear, input: Tensor) -> Tensor:
     source = self.__dict__[SOURCES]["weight"]
     assert source.group is not None
-    blocks, projection, projection_bias = source.pool.factors(source.group, self.training)
-    rows = source.shape[0]
-    return factored_linear(input, blocks, projection, projection_bias, rows, self.bias)
+    return source.pool.apply_factored(source.group, input, self.bias, self.training)

@@ -1,37 +1,66 @@
-"""Applying a weight without ever building it."""
+"""Applying a weight without ever building it: `(x @ table blocks) @ projection`."""
 
 from __future__ import annotations
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 
-def factored_linear(
+def reduce(input: Tensor, table_blocks: Tensor) -> Tensor:
+    """What the table makes of the input, `(tokens, blocks, features)`: the same for all weights
+    with so many columns that read this input.
+
+    input `(..., cols)`, table_blocks `(blocks, cols, features)`; `blocks * cols * features`
+    multiply-adds a token.
+    """
+    blocks, cols, features = table_blocks.shape
+    flat = input.reshape(-1, cols)
+    if torch.is_grad_enabled() or _needs_its_own_products(flat, table_blocks):
+        # bmm and not matmul, which would copy the table to fold its blocks into one product.
+        return torch.bmm(flat.expand(blocks, -1, -1), table_blocks).transpose(0, 1)
+    # Each product is written to where the next one wants it: nothing is copied in between.
+    reduced = flat.new_empty(len(flat), blocks, features)
+    for block in range(blocks):
+        torch.mm(flat, table_blocks[block], out=reduced[:, block])
+    return reduced
+
+
+def expand(
+    reduced: Tensor,
     input: Tensor,
-    table_blocks: Tensor,
     projection: Tensor,
     projection_bias: Tensor | None,
     rows: int,
     bias: Tensor | None,
 ) -> Tensor:
-    """`linear(input, W, bias)` of an aligned weight W of `rows` rows.
+    """`linear(input, W, bias)` of an aligned weight W of `rows` rows, contiguous `(..., rows)`.
 
-    input `(..., cols)`, table_blocks `(blocks, cols, features)`, projection `(features, columns)`,
-    projection_bias `(columns,)`, bias `(rows,)`; returns `(..., rows)`. With
-    `W[q * columns + g, i] = table_blocks[q, i] . projection[:, g] + projection_bias[g]`
-    the input is reduced to `features` numbers a block first, and these give the rows:
-    `features * blocks * (cols + columns)` multiply-adds a token against `rows * cols`.
+    reduced: of the input; input `(..., cols)`, projection `(features, columns)`, projection_bias
+    `(columns,)`, bias `(rows,)`. `W[q * columns + g, i] = table_blocks[q, i] . projection[:, g] +
+    projection_bias[g]`; `blocks * features * columns` multiply-adds a token.
     """
-    blocks, cols, features = table_blocks.shape
-    flat = input.reshape(-1, cols)
-    # bmm and not matmul, which would copy the table to fold its blocks into one product.
-    reduced = torch.bmm(flat.expand(blocks, -1, -1), table_blocks)  # (blocks, tokens, features)
-    by_block = reduced.view(-1, features) @ projection
-    output = rearrange(by_block, "(q t) g -> t (q g)", q=blocks)[:, :rows]
+    tokens, blocks, features = reduced.shape
+    columns = projection.shape[1]
+    output = (reduced.reshape(-1, features) @ projection).view(tokens, blocks * columns)
+    whole = rows == blocks * columns
+    output = output if whole else output[:, :rows]
     if projection_bias is not None:
-        shift = flat.sum(-1, keepdim=True) * projection_bias.repeat(blocks)[:rows]
+        sums = input.reshape(tokens, -1).sum(-1, keepdim=True)
+        shift = sums * projection_bias.repeat(blocks)[:rows]
         output = output + shift.to(output.dtype)  # under autocast the products are narrower
     if bias is not None:
-        output = output + bias.to(output.dtype)
-    return output.reshape(*input.shape[:-1], rows)
+        bias = bias.to(output.dtype)
+        output = output + bias if torch.is_grad_enabled() or not whole else output.add_(bias)
+    return output.contiguous().view(*input.shape[:-1], rows)
+
+
+def _needs_its_own_products(flat: Tensor, table_blocks: Tensor) -> bool:
+    """Whether results cannot be written in place: compilers plan memory themselves, autocast
+    leaves such products alone, and torch.func has no rule for them."""
+    return (
+        torch.compiler.is_compiling()
+        or flat.dtype != table_blocks.dtype
+        or flat.device.type != "meta"
+        and torch.is_autocast_enabled(flat.device.type)
+        or torch._C._functorch.maybe_current_level() is not None
+    )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from paramshare.errors import ShareError
+from paramshare.factored import expand
 from paramshare.gradients import scale_gradient, virtual_columns
 from paramshare.held import (
     WATCHED,
@@ -30,6 +31,7 @@ from paramshare.held import (
 from paramshare.layout import read, table_blocks
 from paramshare.lifted import LiftedTable
 from paramshare.plan import Group, SharingPlan
+from paramshare.reduced import drop_reduced, reduced_input
 
 _ALIVE: weakref.WeakSet[Pool] = weakref.WeakSet()
 
@@ -142,12 +144,18 @@ class Pool(nn.Module):
             put_weight(frame, index, self._device, weight)
         return weight
 
-    def factors(self, index: int, training: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What `factored_linear` needs for a group: table blocks, projection, projection bias."""
+    def apply_factored(
+        self, index: int, input: Tensor, bias: Tensor | None, training: bool
+    ) -> Tensor:
+        """`linear(input, weight of the group, bias)`, of which the weight is never built."""
         group = self.plan.groups[index]
         frame = self._frame(training)
-        projection, bias = self._parts(frame)[index]
-        return self._table_blocks(frame, group.cols, group.blocks), projection, bias
+        projection, projection_bias = self._parts(frame)[index]
+        blocks = self._table_blocks(frame, group.cols, group.blocks)
+        reduced, first = reduced_input(frame, input, blocks, index, self._device)
+        if first is not None:
+            self.same_input.add((first, index))
+        return expand(reduced, input, projection, projection_bias, group.rows, bias)
 
     def lifted_table(self) -> LiftedTable:
         """What the embedding's weight was, where it is factorised: `(tokens, width)`."""
@@ -178,6 +186,8 @@ class Pool(nn.Module):
 
     def leave(self, outer: Frame | None) -> None:
         """Ends what `enter` began: the outermost drops what was held."""
+        if outer is None and self.holder.running is not None:
+            drop_reduced(self.holder.running)  # frames are kept for decoding
         self.holder.running = outer
 
     @contextmanager
@@ -257,6 +267,8 @@ class Pool(nn.Module):
 
     def _start(self) -> None:
         self.holder = Holder()
+        # Factored groups that were given the same input: (the one that came first, the other).
+        self.same_input: set[tuple[int, int]] = set()
         self._sizes, self._piece_of = _pieces(self.plan.groups, self.plan.columns)
         _ALIVE.add(self)
         transformers = sys.modules.get("transformers.modeling_utils")
@@ -275,7 +287,9 @@ class Pool(nn.Module):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("holder", "_root")}
+        return {
+            k: v for k, v in self.__dict__.items() if k not in ("holder", "same_input", "_root")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

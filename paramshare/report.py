@@ -24,7 +24,8 @@ def count_parameters(module: nn.Module) -> int:
 
 
 class Sharing:
-    """The result of `share_from_embedding`: print it, ask it, plot it.
+    """The result of `share_from_embedding`: print it, ask it, plot it. Which factored weights are
+    given the same input, it says once the module has run.
 
     dense_parameters: numbers that the same module stored before the call.
     """
@@ -89,6 +90,11 @@ class Sharing:
             lines.append(
                 "weights whose rows are longer than a column cannot be aligned: column layout"
             )
+        same = self.pool.same_input
+        for first in sorted({first for first, other in same if other != first}):
+            others = sorted(other for earlier, other in same if earlier == first != other)
+            names = ", ".join(plan.groups[index].name for index in (first, *others))
+            lines.append(f"given the same input, which is reduced once: {names}")
         lines.append(
             f"stored {self.stored_parameters:,}   dense {self.dense_parameters:,}   "
             f"compression {self.compression:.2f}x"

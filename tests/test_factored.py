@@ -4,7 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paramshare.factored import factored_linear
+from paramshare.factored import expand, reduce
+
+
+def factored_linear(x, table_blocks, projection, projection_bias, rows, bias):
+    return expand(reduce(x, table_blocks), x, projection, projection_bias, rows, bias)
+
 
 SIZE = st.integers(1, 9)
 
@@ -32,6 +37,11 @@ def test_equals_the_linear_layer_of_the_weight(
     expected = torch.nn.functional.linear(x, weight.reshape(-1, cols)[:rows], bias)
     found = factored_linear(x, table, projection, projection_bias, rows, bias)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    with torch.no_grad():
+        without = factored_linear(x, table, projection, projection_bias, rows, bias)
+    torch.testing.assert_close(without, expected, rtol=1e-11, atol=1e-12)
+    assert found.is_contiguous()
+    assert without.is_contiguous()
     gradients = [torch.autograd.grad(output.square().sum(), given_) for output in (expected, found)]
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11)
