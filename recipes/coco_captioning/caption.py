@@ -3,8 +3,9 @@
     python recipes/coco_captioning/caption.py data/coco_captioning/models/lstm-veps-small
     python recipes/coco_captioning/caption.py MODEL --pictures holiday/ dog.jpg
 
-Of a split the features that are there are read, and MODEL/test.json gets COCO's results, which
-score.py and gallery.py take. Of pictures, features are made, and their captions are printed.
+Of a split the features that are there are read (where the model was trained on pictures, those),
+and MODEL/test.json gets COCO's results, which score.py and gallery.py take. Of other pictures,
+captions are printed.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ def caption(args: argparse.Namespace) -> None:
             for path, text in model.caption(pictures, args.batch, **generation):
                 print(f"{path}\t{text}", flush=True)
             return
+        out = args.out or args.model / f"{args.split}.json"
+        if out.is_dir() or not out.parent.is_dir():  # said now, not when all is captioned
+            raise UserError(f"{out}: give --out, a file in a folder that is there")
         results, seconds = of_split(model, args, generation)
     except ShareError as error:
         raise UserError(f"{error}") from None
-    out = args.out or args.model / f"{args.split}.json"
     temporary = out.with_name(f".{out.name}")
     write_lines(temporary, [json.dumps(results, indent=1, ensure_ascii=False)])
     temporary.replace(out)
@@ -88,14 +91,21 @@ def of_split(
     """COCO's results for all pictures of the split, and the seconds that they took."""
     from paramshare.tasks.captions import read_captions
     from paramshare.tasks.features import Features
-    from paramshare.tasks.pictures import FeatureSources
+    from paramshare.tasks.pictures import FeatureSources, PictureSources
 
     captions = read_captions(args.data / "captions" / f"{args.split}.json", model.task.text.split)
     captions.settle(skip=False)
     pictures = list(captions.files)
-    features = Features(args.data / "features" / args.backbone / args.split)
-    model.task.check_made_by(features.backbone, features.folder)
-    sources = FeatureSources(features)
+    backbone = model.model.encoder.backbone
+    sources: Any
+    if backbone is None:
+        features = Features(args.data / "features" / args.backbone / args.split)
+        model.task.check_made_by(features.backbone, features.folder)
+        sources = FeatureSources(features)
+    elif captions.folder is None:
+        raise UserError(f"{captions.path} does not say where its pictures are: use --pictures")
+    else:
+        sources = PictureSources(captions.folder, captions.files, backbone.transform)
     results, started = [], time.monotonic()
     for start in range(0, len(pictures), args.batch):
         part = pictures[start : start + args.batch]

@@ -164,7 +164,6 @@ class Comparison:
             status = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
         if status:
             raise UserError(f"fairseq-train failed, see {log}; the same command goes on from here")
-        (out / "checkpoint_last.pt").unlink()  # finished: checkpoint_best.pt is what is used
         with self.lock:
             row = {**self.identity(model), "lr": lr, "seed": seed, **report.measure(out, self.args)}
             options = ["--size", model.size, "--lr", f"{lr:g}", "--seed", str(seed)]
@@ -172,6 +171,8 @@ class Comparison:
             self.rows.append(row)
             write_rows(self.path, self.rows)
             print(json.dumps(row), flush=True)
+        # Not before there is the line: without it, the run would start again.
+        (out / "checkpoint_last.pt").unlink(missing_ok=True)
 
     def out(self, model: Model, lr: float, seed: int) -> Path:
         of = _digest(json.dumps(self.identity(model)))[:6]  # no run goes on with other settings

@@ -13,6 +13,7 @@ import caption
 from coco_json import read_references, read_results
 from results import Row, markdown, put_table, save_figure
 from scoring import score_captions
+from stages import UserError
 from train import BACKBONE
 
 CAPTIONS = "test.json"  # in the folder of a model
@@ -29,7 +30,8 @@ def measure(folder: Path, args: argparse.Namespace) -> Row:
     from paramshare.tasks.caption import CHECKPOINT, CaptionModel
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / CHECKPOINT))
-    caption.main([str(folder), "--data", str(args.data)])
+    if caption.main([str(folder), "--data", str(args.data)]):
+        raise UserError(f"{folder} was trained, but caption.py failed, see above")
     references = read_references(args.data / "captions" / "test.json")
     scores = score_captions(references.captions, read_results(folder / CAPTIONS, references))
     return {

@@ -12,6 +12,7 @@ continues a run that was interrupted.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import subprocess
 import sys
@@ -100,7 +101,8 @@ class Run(NamedTuple):
 
     def command(self) -> list[str]:
         """The fairseq-train command. It keeps the model with the best CIDEr of the validation
-        pictures: while the loss of their one caption rises, captions still get better."""
+        pictures: while the loss of their one caption rises, captions still get better. The last
+        epoch is always validated: fairseq does that only where the interval divides it."""
         plan = (CROSS_ENTROPY if self.start is None else SELF_CRITICAL)[self.size]
         epochs = self.epochs or plan.epochs
         args = [
@@ -116,7 +118,7 @@ class Run(NamedTuple):
             *("--lr", str(self.lr or plan.lr), "--dropout", str(plan.dropout)),
             *("--batch-size", str(plan.batch), "--max-epoch", str(epochs)),
             *("--seed", str(self.seed), "--save-dir", str(self.out), "--no-epoch-checkpoints"),
-            *("--validate-interval", str(min(plan.validate, epochs)), "--eval-cider"),
+            *("--validate-interval", str(math.gcd(plan.validate, epochs)), "--eval-cider"),
             *("--best-checkpoint-metric", "cider", "--maximize-best-checkpoint-metric"),
             *("--log-format", "simple", "--log-interval", "20", "--num-workers", "2"),
         ]
@@ -152,11 +154,15 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
 
 
 def train(args: argparse.Namespace, extra: list[str]) -> None:
+    for name in ("lr", "epochs"):
+        if (number := getattr(args, name)) is not None and number <= 0:
+            raise UserError(f"--{name} {number} must be more than 0")
     captions, features = args.data / "captions", args.data / "features" / args.backbone
     for folder, script in ((captions, "prepare.py"), (features, "features.py")):
         if not folder.is_dir():
             raise UserError(f"{folder} is not there: run {script}")
     out = args.out or args.data / "models" / f"{args.arch}-{args.model}-{args.size}"
+    out = out.resolve()  # . has no name
     start = None
     if args.self_critical:
         start, out = out, out.with_name(f"{out.name}-self-critical")

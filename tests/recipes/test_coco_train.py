@@ -252,6 +252,10 @@ def test_both_stages_are_commands_of_fairseq(karpathy: Path, tmp_path: Path) -> 
         assert cfg.checkpoint.maximize_best_checkpoint_metric
         assert cfg.task.eval_cider
 
+        for epochs in (1, 7, 15, 60):
+            cfg = parsed(run._replace(epochs=epochs).command())
+            assert epochs % cfg.dataset.validate_interval == 0, "the last is not validated"
+
         second = run._replace(out=tmp_path / "b", start=tmp_path / "a", lr=3e-6, epochs=1)
         cfg = parsed(second.command())
         assert cfg.criterion._name == "self_critical"
@@ -514,6 +518,13 @@ def test_a_backbone_is_trained_with_the_captioner(
     known = {line.split()[0] for line in (karpathy / "captions/dict.txt").open()}
     assert set(text.split()) <= known
 
+    assert called(caption, out, "--data", karpathy) == 0, "a split, by its pictures"
+    content = read(karpathy / "captions/test.json")
+    path = Path(content["info"]["pictures"]) / content["images"][0]["file_name"]
+    capsys.readouterr()
+    assert cli.main(["caption", str(path), "--model", str(out)]) == 0
+    assert read(out / "test.json")[0]["caption"] == capsys.readouterr().out.rstrip("\n")
+
 
 @pytest.mark.parametrize("finetune", [False, True])
 def test_a_step_changes_the_backbone_if_it_should(karpathy: Path, finetune: bool) -> None:
@@ -769,6 +780,19 @@ def test_what_is_missing_is_trained_and_measured(
     assert made.comparison.path.read_bytes() == before, "speeds are measured once"
 
 
+def test_what_cannot_be_measured_is_not_trained_again(
+    made: Made, runs: list[list[str]], karpathy: Path, place: Path, capsys: Any
+) -> None:
+    made.rows.remove(made.row(VEPS, 2e-3, 1))
+    made.write()
+    (place / "features").unlink()
+    (place / "features" / LITE).mkdir(parents=True)
+    assert made.run() == 1
+    assert "was trained, but caption.py failed" in capsys.readouterr().err
+    assert (Path(runs[0][runs[0].index("--save-dir") + 1]) / "checkpoint_last.pt").is_file()
+    assert results.read_rows(made.comparison.path) == made.rows
+
+
 def test_a_run_that_fails_is_named(
     made: Made, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -810,6 +834,9 @@ def test_training_without_what_it_needs(karpathy: Path, tmp_path: Path, capsys: 
         (("--data", tmp_path), f"{tmp_path}/captions is not there: run prepare.py"),
         (("--data", half), f"{half}/features/{LITE} is not there: run features.py"),
         (("--data", karpathy, "--backbone", "resnet9"), "resnet9 is not there: run features.py"),
+        (("--data", karpathy, "--epochs", 0), "--epochs 0 must be more than 0"),
+        (("--data", karpathy, "--lr", 0), "--lr 0.0 must be more than 0"),
+        (("--data", karpathy, "--self-critical", "--out", "."), "holds no checkpoint_best.pt"),
         (
             ("--data", karpathy, "--self-critical", "--out", tmp_path / "x"),
             f"{tmp_path}/x holds no checkpoint_best.pt: train it by cross-entropy first",
@@ -878,6 +905,7 @@ def test_captioning_without_what_it_needs(
         ((model, "--data", karpathy, "--backbone", "x"), "x/test holds no pictures.json"),
         ((model, "--data", others), of_others % (SQUEEZENET, LITE)),
         ((model, "--data", karpathy, "--out", empty / "a" / "b.json"), "empty/a/"),
+        ((model / "checkpoint_best.pt", "--data", karpathy), "give --out, a file in a folder"),
         ((model, "--data", karpathy, "--beam", 0), "--beam 0 must be at least 1"),
         ((model, "--data", karpathy, "--batch", 0), "--batch 0 must be at least 1"),
         ((model, "--pictures", tmp_path / "no.png"), "no.png is not there"),
