@@ -78,6 +78,7 @@ class CaptionModel:
         lenpen: float = 1.0,
         no_repeat_ngram_size: int = 3,
         max_len_b: int = captioning.SharedCaptioningTask.LONGEST,
+        min_len: int = 1,
     ) -> list[str]:
         """The best caption of each source, by beam search."""
         options = replace(
@@ -86,6 +87,7 @@ class CaptionModel:
             lenpen=lenpen,
             no_repeat_ngram_size=no_repeat_ngram_size,
             max_len_b=max_len_b,
+            min_len=min_len,
         )
         generator = self.task.build_generator([self.model], options)
         sample = {"net_input": together(sources)}

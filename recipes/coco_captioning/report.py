@@ -19,7 +19,7 @@ from train import BACKBONE
 CAPTIONS = "test.json"  # in the folder of a model
 NAMES = {"transformer": "Transformer", "lstm": "LSTM", "fconv": "ConvS2S"}
 SHOWN = ("BLEU-4", "ROUGE-L", "CIDEr")
-BATCH, ROUNDS = 16, 7
+BATCH, ROUNDS, TOKENS = 16, 7, 8
 
 
 def measure(folder: Path, args: argparse.Namespace) -> Row:
@@ -66,8 +66,9 @@ def nearest(args: argparse.Namespace) -> Row:
 
 
 def speeds(folders: Mapping[Any, Path], args: argparse.Namespace) -> dict[Any, float]:
-    """Captions a second by beam search, in batches of test pictures whose features are in memory:
-    medians of rounds in which the models take turns."""
+    """Captions of TOKENS tokens a second by beam search, for what models stop at is no measure of
+    speed; in batches of test pictures whose features are in memory: medians of rounds in which the
+    models take turns."""
     from paramshare.tasks.caption import CaptionModel
     from paramshare.tasks.features import Features
     from paramshare.tasks.pictures import FeatureSources
@@ -80,7 +81,8 @@ def speeds(folders: Mapping[Any, Path], args: argparse.Namespace) -> dict[Any, f
         for name, model in models.items():
             started = time.perf_counter()
             for start in range(0, len(sources), BATCH):
-                model.generate(sources[start : start + BATCH])
+                part = sources[start : start + BATCH]
+                model.generate(part, max_len_b=TOKENS, min_len=TOKENS)
             times[name].append(time.perf_counter() - started)
     return {name: len(sources) / median(found) for name, found in times.items()}
 
