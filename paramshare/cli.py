@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,7 +108,12 @@ def print_captions(pictures: list[Path], model: Path, beam: int, weights: str | 
     if beam < 1:
         raise ShareError(f"--beam {beam} must be at least 1")
     try:
+        # fairseq warns of what is not used here, and turns on the logs of everybody.
+        warnings.simplefilter("ignore", FutureWarning)
+        logging.getLogger("fairseq").setLevel(logging.WARNING)
         from paramshare.tasks.caption import CaptionModel
+
+        logging.getLogger().setLevel(logging.WARNING)
     except ImportError as error:
         raise ShareError(f"{error}") from None
     for path, text in CaptionModel(model, weights).caption(pictures, beam=beam):
