@@ -120,8 +120,8 @@ def table(rows: Mapping[Any, Sequence[Row]], nearest: Row | None) -> str:
 
 
 def plot(rows: Mapping[Any, Sequence[Row]], path: Path) -> None:
-    """CIDEr against what is stored: a dot a seed, a bar at their mean, a line from twin to shared
-    model."""
+    """CIDEr against what is stored: a pale mark a seed, a large one at their mean, a line from twin
+    to shared model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -129,21 +129,18 @@ def plot(rows: Mapping[Any, Sequence[Row]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     colors = {arch: f"C{n}" for n, arch in enumerate(NAMES)}
-    markers = {"baseline": "o", "veps": "^", "eps": "s"}
+    markers = {("small", "baseline"): "o", ("wide", "baseline"): "D"}
+    markers |= {("small", "veps"): "^", ("wide", "eps"): "s"}
     for model, found in rows.items():
         stored, score = found[0]["stored"], _mean(found, "CIDEr")
-        color = colors[model.arch]
         dots = [row["scores"]["CIDEr"] for row in found]
-        axes.scatter(
-            [stored] * len(dots), dots, color=color, marker=markers[model.model], alpha=0.35
-        )
-        axes.scatter(
-            stored, score, color=color, marker=markers[model.model], s=90, label=_name(model)
-        )
+        look = {"color": colors[model.arch], "marker": markers[model.size, model.model]}
+        axes.scatter([stored] * len(dots), dots, alpha=0.35, **look)
+        axes.scatter(stored, score, s=90, label=_name(model), **look)
         twin = rows.get(model._replace(model="baseline"))
         if twin and model.model != "baseline":
             ends = [twin[0]["stored"], stored], [_mean(twin, "CIDEr"), score]
-            axes.plot(*ends, color=color, linewidth=1, alpha=0.6)
+            axes.plot(*ends, color=colors[model.arch], linewidth=1, alpha=0.6)
     axes.set_xscale("log")
     axes.set_xlabel("stored parameters")
     axes.set_ylabel("CIDEr of test pictures")
