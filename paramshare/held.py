@@ -108,6 +108,11 @@ def look_up(frame: Frame, what: tuple[Any, ...], device: str) -> Any:
     return found
 
 
+def drop(frame: Frame, what: tuple[Any, ...], device: str) -> None:
+    """Removes the value for the modes of now, if there is one. Threads may share the frame."""
+    frame.pop((what, torch.is_grad_enabled(), _autocast(device)), None)
+
+
 def put_weight(frame: Frame, index: int, device: str, weight: Tensor) -> None:
     """Puts a generated weight into the frame."""
     version = 0 if torch.compiler.is_compiling() else _version(weight)

@@ -187,7 +187,7 @@ class Pool(nn.Module):
     def leave(self, outer: Frame | None) -> None:
         """Ends what `enter` began: the outermost drops what was held."""
         if outer is None and self.holder.running is not None:
-            drop_reduced(self.holder.running)  # frames are kept for decoding
+            drop_reduced(self.holder.running, self._device)  # frames are kept for decoding
         self.holder.running = outer
 
     @contextmanager

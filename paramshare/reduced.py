@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paramshare.factored import reduce
-from paramshare.held import Frame, look_up, put
+from paramshare.held import Frame, drop, look_up, put
 
 _WHAT = ("reduced",)
 # Not in all versions of torch; without it nothing is kept where gradients are recorded.
@@ -57,16 +57,15 @@ def reduced_input(
     last = look_up(frame, _WHAT, device)
     if last is not None and last.serves(input, blocks, cols):
         return last.reduced[:, :blocks], last.group
-    drop_reduced(frame)  # before the next one is made: there is never more than one
+    drop_reduced(frame, device)  # before the next one is made: there is never more than one
     reduced = reduce(input, table_blocks)
     put(frame, _WHAT, device, _Last(input, reduced, group))
     return reduced, None
 
 
-def drop_reduced(frame: Frame) -> None:
+def drop_reduced(frame: Frame, device: str) -> None:
     """Lets go of what is kept of the last input."""
-    for key in [key for key in frame if key[0] == _WHAT]:
-        del frame[key]
+    drop(frame, _WHAT, device)
 
 
 def _can_be_kept(input: Tensor) -> bool:
@@ -77,9 +76,13 @@ def _can_be_kept(input: Tensor) -> bool:
         # found here would be made in the second.
         return False
     # Comparing copies would make a GPU wait.
-    return not input.is_inference() or input.device.type == "cpu"
+    return _mark(input) is not None and (not input.is_inference() or input.device.type == "cpu")
 
 
-def _mark(input: Tensor) -> tuple[Any, ...]:
-    version = None if input.is_inference() else input._version
-    return version, None if input.device.type == "meta" else input.data_ptr(), input.shape
+def _mark(input: Tensor) -> tuple[Any, ...] | None:
+    """What shows that it has changed; None where that cannot be seen."""
+    try:
+        version = None if input.is_inference() else input._version
+        return version, None if input.is_meta else input.data_ptr(), input.shape
+    except RuntimeError:  # a subclass without memory of its own
+        return None

@@ -185,6 +185,26 @@ def test_nothing_is_kept(shared) -> None:
         assert kept() == [None]
 
 
+def test_threads(shared) -> None:
+    """Each gets what its own input makes, though what is kept is kept for all."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, _, _ = shared
+    plain = twin(model).eval()
+    model.eval()
+
+    def run(seed: int) -> None:
+        x = torch.randn(
+            2, 5, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
+        with torch.no_grad():
+            for _ in range(20):
+                close(model.attention(x), plain.attention(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(16)))
+
+
 def test_compiled_code_reduces_once(shared) -> None:
     model, _, _ = shared
     plain = twin(model)
