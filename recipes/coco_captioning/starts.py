@@ -12,6 +12,7 @@ the default), shared by all depths or by none; and with a projection of N(0, 0.0
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def before(run: Run) -> tuple[float, ...]:
         there = batch["target"].ne(task.dictionary.pad())
         loss = torch.nn.functional.cross_entropy(logits[there], batch["target"][there])
     spreads = [torch.cat([x.flatten() for x in outputs]).std() for outputs in made.values()]
-    return (*map(float, spreads), float(logits[there].std()), float(loss) / 0.6931471805599453)
+    return (*map(float, spreads), float(logits[there].std()), float(loss) / math.log(2))
 
 
 def train(run: Run) -> list[float]:
