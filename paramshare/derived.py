@@ -126,17 +126,17 @@ def _class_for(
     if not new and not held:
         return base
     groups = [s.pool.plan.groups[s.group] for s in new.values() if s.group is not None]
-    factored = any(group.execution == "factored" for group in groups)
+    applied = any(group.execution != "materialized" for group in groups)
     holds = bool(held) or bool(groups) and base.forward is not nn.Linear.forward
     normed = weight_norm.normed_names(module, new)
-    return _derived_class(base, tuple(new), normed, factored, holds)
+    return _derived_class(base, tuple(new), normed, applied, holds)
 
 
 def _make_class(
     base: type[nn.Module],
     names: tuple[str, ...],
     normed: tuple[str, ...],
-    factored: bool,
+    applied: bool,
     holds: bool,
 ) -> type[nn.Module]:
     def create(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
@@ -147,7 +147,7 @@ def _make_class(
     def reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
         """Copies and pickles: the class is made again from its base, which can be imported."""
         state = super(made, self).__reduce_ex__(protocol)[2]  # type: ignore[misc]
-        return _rebuild, (base, names, normed, factored, holds), state
+        return _rebuild, (base, names, normed, applied, holds), state
 
     def register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
         """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
@@ -173,8 +173,8 @@ def _make_class(
         for name in ("reset_parameters", "_reset_parameters"):
             if hasattr(base, name):
                 body[name] = _resetting(getattr(base, name))
-    if factored:
-        body["forward"] = _factored_forward
+    if applied:
+        body["forward"] = _linear_forward
     elif holds:
         body["forward"] = _holding_forward(base)
     metaclass: Any = type(base)
@@ -293,7 +293,7 @@ def _holding_forward(base: type[nn.Module]) -> Any:
     return forward
 
 
-def _factored_forward(self: nn.Linear, input: Tensor) -> Tensor:
+def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     source = self.__dict__[SOURCES]["weight"]
     assert source.group is not None
-    return source.pool.apply_factored(source.group, input, self.bias, self.training)
+    return source.pool.linear(source.group, input, self.bias, self.training)

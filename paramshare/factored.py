@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import torch
 from torch import Tensor
 
@@ -39,10 +41,23 @@ def expand(
     tokens, blocks, features = reduced.shape
     columns = projection.shape[1]
     output = (reduced.reshape(-1, features) @ projection).view(tokens, blocks * columns)
-    whole = rows == blocks * columns
+    return complete(output, input, projection_bias, rows, bias)
+
+
+def complete(
+    output: Tensor,
+    input: Tensor,
+    projection_bias: Tensor | None,
+    rows: int,
+    bias: Tensor | None,
+) -> Tensor:
+    """What a linear layer returns, contiguous `(..., rows)`, of its products `(tokens, blocks *
+    columns)`, of which it may write into the memory; the rest as in `expand`."""
+    whole = rows == output.shape[1]
     output = output if whole else output[:, :rows]
     if projection_bias is not None:
-        sums = input.reshape(tokens, -1).sum(-1, keepdim=True)
+        sums = input.reshape(len(output), -1).sum(-1, keepdim=True)
+        blocks = ceil(rows / len(projection_bias))
         shift = sums * projection_bias.repeat(blocks)[:rows]
         output = output + shift.to(output.dtype)  # under autocast the products are narrower
     if bias is not None:

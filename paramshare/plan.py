@@ -12,7 +12,7 @@ from paramshare.layout import LAYOUTS, check_blocks, fit, largest_blocks
 from paramshare.slots import Slot
 
 INITS = ("match", "paper")
-EXECUTIONS = ("auto", "materialized", "factored")
+EXECUTIONS = ("auto", "materialized", "factored", "blockwise")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class SharingPlan:
                 raise ValueError(f"group {group.name} does not fit its columns")
             if group.layout not in LAYOUTS or group.execution not in EXECUTIONS[1:]:
                 raise ValueError(f"group {group.name} has an unknown layout or execution")
-            if group.execution == "factored" and (group.layout != "aligned" or not self.virtual):
-                raise ValueError(f"group {group.name} cannot run factored")
+            if group.execution not in possible_executions(group.layout, self.virtual):
+                raise ValueError(f"group {group.name} cannot run {group.execution}")
             if not group.slots or not all(isinstance(path, str) for path in group.slots):
                 raise ValueError(f"group {group.name} has no paths of weights")
             if not isinstance(group.out_last, bool):
@@ -172,16 +172,17 @@ def make_plan(
                 columns=columns,
                 blocks=used_blocks,
                 out_last=slots[0].out_last,
-                execution=choose_execution(execution, slots, used_layout, *fits[name][1:], features)
-                if virtual
-                else "materialized",
+                execution=choose_execution(
+                    execution, slots, used_layout, columns, used_blocks, features, virtual
+                ),
                 spread=_spread(slots, virtual) if init == "match" else None,
             )
         )
         position += 0 if backwards else columns
-    if execution == "factored" and all(group.execution != "factored" for group in done):
+    if execution != "auto" and all(group.execution != execution for group in done):
+        virtual_too = "virtual=True, " if execution == "factored" else ""
         raise ShareError(
-            "execution='factored' fits none of the weights: it needs virtual=True, the aligned "
+            f"execution={execution!r} fits none of the weights: it needs {virtual_too}the aligned "
             "layout and layers that apply their weight by nn.Linear.forward; use execution='auto'"
         )
     return SharingPlan(
@@ -204,15 +205,33 @@ def factored_operations(rows: int, cols: int, columns: int, blocks: int, feature
 
 
 def choose_execution(
-    execution: str, slots: Sequence[Slot], layout: str, columns: int, blocks: int, features: int
+    execution: str,
+    slots: Sequence[Slot],
+    layout: str,
+    columns: int,
+    blocks: int,
+    features: int,
+    virtual: bool,
 ) -> str:
-    """How a group of a virtual table is applied: `"materialized"` or `"factored"`."""
+    """How a group is applied: as the call says where that is possible, by operations where it says
+    `"auto"`."""
     rows, cols = slots[0].rows, slots[0].cols
-    possible = layout == "aligned" and all(slot.called for slot in slots)
-    wins = factored_operations(rows, cols, columns, blocks, features) < rows * cols
-    if possible and (execution == "factored" or (execution == "auto" and wins)):
-        return "factored"
-    return "materialized"
+    if execution == "auto":
+        wins = factored_operations(rows, cols, columns, blocks, features) < rows * cols
+        execution = "factored" if wins else "materialized"
+    called = all(slot.called for slot in slots)
+    return (
+        execution
+        if called and execution in possible_executions(layout, virtual)
+        else "materialized"
+    )
+
+
+def possible_executions(layout: str, virtual: bool) -> tuple[str, ...]:
+    """Of a weight that its layer applies by `nn.Linear.forward`; of others the first only."""
+    if layout != "aligned":
+        return ("materialized",)
+    return ("materialized", "blockwise", "factored") if virtual else ("materialized", "blockwise")
 
 
 def _check_options(

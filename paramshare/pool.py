@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from paramshare.blockwise import apply_tiles
 from paramshare.errors import ShareError
-from paramshare.factored import expand
+from paramshare.factored import complete, expand
 from paramshare.gradients import scale_gradient, virtual_columns
 from paramshare.held import (
     WATCHED,
@@ -144,13 +145,22 @@ class Pool(nn.Module):
             put_weight(frame, index, self._device, weight)
         return weight
 
-    def apply_factored(
-        self, index: int, input: Tensor, bias: Tensor | None, training: bool
-    ) -> Tensor:
-        """`linear(input, weight of the group, bias)`, of which the weight is never built."""
+    def linear(self, index: int, input: Tensor, bias: Tensor | None, training: bool) -> Tensor:
+        """`linear(input, weight of the group, bias)`, by the group's execution."""
         group = self.plan.groups[index]
+        if group.execution == "materialized":
+            return nn.functional.linear(input, self.weight(index, training), bias)
         frame = self._frame(training)
         projection, projection_bias = self._parts(frame)[index]
+        if group.execution == "blockwise":
+            blocks = (
+                table_blocks(projection, group.cols, group.blocks)  # EPS: columns of the table
+                if self.projection is None
+                else self._table_blocks(frame, group.cols, group.blocks)
+            )
+            output = apply_tiles(input, blocks, None if self.projection is None else projection)
+            output = output if self.scale is None else output * self.scale[index]
+            return complete(output, input, projection_bias, group.rows, bias)
         blocks = self._table_blocks(frame, group.cols, group.blocks)
         reduced, first = reduced_input(frame, input, blocks, index, self._device)
         if first is not None:

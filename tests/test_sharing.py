@@ -253,7 +253,7 @@ def test_paper_init_leaves_the_raw_spread() -> None:
     assert weight.std().item() == pytest.approx(0.0004 * 128**0.5, rel=0.05)  # paper.md 1.3
 
 
-@pytest.mark.parametrize("execution", ["materialized", "factored"])
+@pytest.mark.parametrize("execution", ["materialized", "factored", "blockwise"])
 def test_table_gradient_scales_the_weights_share_only(execution: str) -> None:
     """Forward unchanged; through the weights a part of the gradient, through tokens all of it."""
     tokens, padding = batch()

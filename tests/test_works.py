@@ -457,8 +457,18 @@ def test_export_of_a_part_is_refused() -> None:
         torch.export.export(module.encoder.layers[0], (torch.randn(2, 5, 16).double(),))
 
 
-@pytest.mark.parametrize("way", ["veps-aligned-bias", "veps-column", "veps-token", "eps-aligned"])
-@pytest.mark.parametrize("execution", ["materialized", "factored"])
+@pytest.mark.parametrize(
+    ("way", "execution"),
+    [
+        ("veps-aligned-bias", "materialized"),
+        ("veps-aligned-bias", "factored"),
+        ("veps-aligned-bias", "blockwise"),
+        ("veps-column", "materialized"),
+        ("veps-token", "materialized"),
+        ("eps-aligned", "materialized"),
+        ("eps-aligned", "blockwise"),
+    ],
+)
 def test_gradcheck(way: str, execution: str) -> None:
     torch.manual_seed(0)
 
@@ -471,8 +481,6 @@ def test_gradcheck(way: str, execution: str) -> None:
         def forward(self, x):
             return sum(layer(x) for layer in self.layers)
 
-    if execution == "factored" and way != "veps-aligned-bias":
-        execution = "auto"
     module = Tiny().double()
     options = {**WAYS[way], "table_gradient": 1.0, "virtual_dim": None, "execution": execution}
     share_from_embedding(module, module.embedding, **options)
@@ -652,7 +660,7 @@ def test_first_pass_without_gradients_inside_one_with() -> None:
                 super().forward(tokens, padding)
             return super().forward(tokens, padding)
 
-    for execution in ("materialized", "factored"):
+    for execution in ("materialized", "factored", "blockwise"):
         gradients = []
         for cls in (Narrow, TwoPasses):
             torch.manual_seed(0)
@@ -667,7 +675,7 @@ def test_first_pass_without_gradients_inside_one_with() -> None:
 
 
 def test_torch_func() -> None:
-    for execution in ("materialized", "factored"):
+    for execution in ("materialized", "factored", "blockwise"):
         module, _ = shared("Narrow", execution=execution)
         tokens, _ = batch()
         parameters = dict(module.named_parameters())
