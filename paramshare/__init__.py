@@ -4,6 +4,7 @@ from paramshare.checkpoint import load_model, save_model
 from paramshare.errors import ShareError
 from paramshare.kinds import register_kind
 from paramshare.plan import SharingPlan
+from paramshare.quantized import quantize
 from paramshare.report import Sharing
 from paramshare.sharing import materialize, share_from_embedding
 
@@ -15,6 +16,7 @@ __all__ = [
     "SharingPlan",
     "load_model",
     "materialize",
+    "quantize",
     "register_kind",
     "save_model",
     "share_from_embedding",

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paramshare.standin import StandIn, built
+
 
 def apply_tiles(input: Tensor, table_blocks: Tensor, projection: Tensor | None) -> Tensor:
     """`input @ W.T`, `(tokens, blocks * columns)`, of an aligned weight W.
@@ -16,7 +18,20 @@ def apply_tiles(input: Tensor, table_blocks: Tensor, projection: Tensor | None) 
     `blocks * cols * features * columns` to build the tiles, once more in backward.
     """
     flat = input.reshape(-1, input.shape[-1])
+    if isinstance(table_blocks, StandIn):  # quantised, without gradients
+        return _products(flat, table_blocks, projection).flatten(1)
     return _Tiles.apply(flat, table_blocks, projection).flatten(1)
+
+
+def _products(input: Tensor, table_blocks: Any, projection: Any) -> Tensor:
+    output = None
+    for index, block in enumerate(table_blocks.unbind()):
+        rows = input @ built(_tile(block, projection))
+        if output is None:
+            output = rows.new_empty(len(rows), len(table_blocks), rows.shape[1])
+        output[:, index] = rows
+    assert output is not None
+    return output
 
 
 def _tile(table_block: Tensor, projection: Tensor | None) -> Tensor:
@@ -31,14 +46,7 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def forward(input: Tensor, table_blocks: Tensor, projection: Tensor | None) -> Tensor:
-        output = None
-        for index, block in enumerate(table_blocks.unbind()):
-            rows = input @ _tile(block, projection)
-            if output is None:
-                output = rows.new_empty(len(rows), len(table_blocks), rows.shape[1])
-            output[:, index] = rows
-        assert output is not None
-        return output
+        return _products(input, table_blocks, projection)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

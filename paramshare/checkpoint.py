@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.nn.parameter import Parameter
 
 from paramshare.errors import ShareError
 from paramshare.plan import SharingPlan
+from paramshare.quantized import narrow_names, quantized_paths, restructure
 from paramshare.rewrite import Rewrite, prepare_all
 from paramshare.sharing import check_whole, named_pools, read_plans, stored_plans
 
@@ -24,6 +27,8 @@ _KEY = "paramshare"
 def save_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Writes the stored tensors of `module` (tied ones once) and its sharing plans to `path`.
 
+    Of what was quantised the file says so; what was rounded to float16 is written as float16.
+
     The file appears whole or not at all. Raises ShareError where it cannot be written, for a part
     of a shared module, and for one that is not allocated.
     """
@@ -32,15 +37,17 @@ def save_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[int, str] = {}
+    narrow = narrow_names(module)
     for name, tensor in module.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or tensor.is_meta:
             raise ShareError(f"{name} is no tensor with values, and cannot be saved to {path}")
         kept = first.setdefault(id(tensor), name)
         if kept == name:
-            tensors[name] = tensor.detach().contiguous()
+            tensors[name] = (tensor.half() if name in narrow else tensor).detach().contiguous()
         else:
             tied[name] = kept
-    metadata = {"format": "pt", _KEY: json.dumps({"sharings": sharings, "tied": tied})}
+    content = {"sharings": sharings, "tied": tied, "int8": quantized_paths(module)}
+    metadata = {"format": "pt", _KEY: json.dumps(content)}
     temporary = path.with_name(f"{path.name}.part") if path.name else path
     try:
         save_file(tensors, temporary, metadata=metadata)
@@ -55,27 +62,34 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Loads a file of `save_model` into `module`.
 
     A plain module is shared by the file's plans first. A shared one must have the same plans: a
-    weight read from other columns would be noise. On the meta device the file's memory-mapped
-    tensors are assigned, so that nothing is ever allocated twice.
+    weight read from other columns would be noise. What is quantised in the file is quantised in
+    `module`, as `quantize` does it. On the meta device the file's memory-mapped tensors are
+    assigned, so that nothing is ever allocated twice.
 
     Raises ShareError, the module being what it was: no such file, a file that is damaged or
     without a plan, another plan (the first difference is named), tensors missing, unexpected or
-    of another shape; and for a part of a shared module.
+    of another shape; `module` is quantised and the file is not; and for a part of a shared module.
     """
     path = Path(path)
     check_whole(module)
     try:
         with safe_open(path, framework="pt") as file:
-            plans, tied, shapes = _header(file, path)
+            plans, tied, shapes, quantized = _header(file, path)
             rewrites = _rewrites(module, plans, path)
-            _check_tensors(module, rewrites, tied, shapes, path)
+            narrowed = _to_quantize(module, quantized, path)
+            if narrowed:
+                _check_tensors(_tried(module, plans, narrowed, path), [], tied, shapes, path)
+            else:
+                _check_tensors(module, rewrites, tied, shapes, path)
             tensors = {name: file.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError) as error:
         raise ShareError(f"{path} cannot be read: {error}") from None
     for rewrite in rewrites:
         rewrite.commit()
+    for root in narrowed:
+        restructure(module.get_submodule(root))
     tensors.update({name: tensors[kept] for name, kept in tied.items()})
-    if not any(parameter.is_meta for parameter in module.parameters()):
+    if not any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers())):
         module.load_state_dict(tensors)
         return
     dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
@@ -89,8 +103,9 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
 
 def _header(
     file: Any, path: Path
-) -> tuple[list[tuple[str, SharingPlan]], dict[str, str], dict[str, tuple[int, ...]]]:
-    """The file's plans by the path of what they share, its ties, and its tensors' shapes."""
+) -> tuple[list[tuple[str, SharingPlan]], dict[str, str], dict[str, tuple[int, ...]], list[str]]:
+    """The file's plans by the path of what they share, its ties, its tensors' shapes, and the paths
+    of what is quantised."""
     metadata = (file.metadata() or {}).get(_KEY)
     if metadata is None:
         raise ShareError(f"{path} has no sharing plan in it: it is no file of save_model")
@@ -99,13 +114,14 @@ def _header(
         content = json.loads(metadata)
         plans = read_plans(content["sharings"])
         tied = {str(name): str(kept) for name, kept in content["tied"].items()}
+        quantized = [str(root) for root in content.get("int8", [])]
         if not set(tied.values()) <= shapes.keys():
             raise ValueError("a tied tensor is missing")
     except ShareError as error:
         raise ShareError(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ShareError(f"{path} has a damaged sharing plan in it: {error!r}") from None
-    return plans, tied, shapes
+    return plans, tied, shapes, quantized
 
 
 def _rewrites(module: nn.Module, plans: list[tuple[str, SharingPlan]], path: Path) -> list[Rewrite]:
@@ -127,6 +143,37 @@ def _rewrites(module: nn.Module, plans: list[tuple[str, SharingPlan]], path: Pat
         if difference is not None:
             raise ShareError(f"{path}: the file's plan is not the module's: {difference}")
     return []
+
+
+def _to_quantize(module: nn.Module, quantized: list[str], path: Path) -> list[str]:
+    """What is to be quantised: nothing in a module that is as the file says."""
+    own = quantized_paths(module)
+    if own and own != quantized:
+        found, wanted = (
+            ", ".join(root or "the module itself" for root in some) or "nothing"
+            for some in (quantized, own)
+        )
+        raise ShareError(f"{path}: quantised are {found} in the file, {wanted} in the module")
+    return [] if own else quantized
+
+
+def _tried(
+    module: nn.Module, plans: list[tuple[str, SharingPlan]], quantized: list[str], path: Path
+) -> nn.Module:
+    """A copy of the module as it will be, of which nothing is allocated."""
+    tensors = chain(module.parameters(), module.buffers())
+    memo = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
+    for parameter in module.parameters():
+        memo[id(parameter)] = Parameter(memo[id(parameter)], parameter.requires_grad)
+    copied = copy.deepcopy(module, memo)
+    for rewrite in _rewrites(copied, plans, path):
+        rewrite.commit()
+    try:
+        for root in quantized:
+            restructure(copied.get_submodule(root))
+    except (AttributeError, ShareError) as error:
+        raise ShareError(f"{path} is quantised and does not fit the module: {error}") from None
+    return copied
 
 
 def _check_tensors(

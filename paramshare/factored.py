@@ -7,8 +7,10 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from paramshare.int8 import Int8Blocks
 
-def reduce(input: Tensor, table_blocks: Tensor) -> Tensor:
+
+def reduce(input: Tensor, table_blocks: Tensor | Int8Blocks) -> Tensor:
     """What the table makes of the input, `(tokens, blocks, features)`: the same for all weights
     with so many columns that read this input.
 
@@ -17,6 +19,8 @@ def reduce(input: Tensor, table_blocks: Tensor) -> Tensor:
     """
     blocks, cols, features = table_blocks.shape
     flat = input.reshape(-1, cols)
+    if isinstance(table_blocks, Int8Blocks):
+        return table_blocks.reduce(flat)
     # bmm and not matmul, which would copy the table to fold its blocks into one product. The copy
     # is of the smallest tensor that there is; a product for each block, written to where the next
     # one wants it, copies nothing but takes twice the time for one token.

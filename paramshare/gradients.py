@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paramshare.standin import StandIn, built
+
 
 def scale_gradient(tensor: Tensor, share: float) -> Tensor:
-    """`tensor`, through which only a share of the gradient flows back."""
-    if share == 1 or not torch.is_grad_enabled():
+    """`tensor`, through which only a share of the gradient flows back; of a stand-in without
+    gradients nothing does."""
+    if share == 1 or not torch.is_grad_enabled() or isinstance(tensor, StandIn):
         return tensor
     return _ScaleGradient.apply(tensor, share)
 
@@ -26,6 +29,7 @@ def virtual_columns(table: Tensor, projection: Tensor, bias: Tensor | None, shar
     the weights once, which costs less than the blockwise products whose views they could be, for
     those pad the table's gradient in backward once a product.
     """
+    table = built(table)  # where it is quantised, while the columns are made
     if share != 1 and torch.is_grad_enabled():
         return _VirtualColumns.apply(table, projection, bias, share)
     return _columns(table, projection, bias)

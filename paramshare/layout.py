@@ -16,6 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from paramshare.errors import ShareError
+from paramshare.int8 import Int8Blocks, Int8Matrix
 
 LAYOUTS = ("aligned", "column", "token")
 
@@ -65,6 +66,8 @@ def read(part: Tensor, rows: int, cols: int, layout: str, blocks: int) -> Tensor
     return rearrange(part, "g e -> (e g)")[: rows * cols].view(cols, rows).t()
 
 
-def table_blocks(table: Tensor, cols: int, blocks: int) -> Tensor:
+def table_blocks(table: Tensor | Int8Matrix, cols: int, blocks: int) -> Tensor | Int8Blocks:
     """The first `blocks * cols` tokens of the table as a `(blocks, cols, features)` view."""
+    if isinstance(table, Int8Matrix):
+        return table.blocks(cols, blocks)
     return table[: blocks * cols].view(blocks, cols, table.shape[1])

@@ -7,8 +7,6 @@ multiplied by it goes through the factors, and the `E x H` table never exists.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paramshare.errors import ShareError
+from paramshare.standin import StandIn, tensors_of
 
 TABLE, LIFT = "table", "lift"  # names of the factors under the embedding module
 
 
-class LiftedTable:
+class LiftedTable(StandIn):
     """`left @ right` in the place of a tensor: `(tokens, features) @ (features, width)`.
 
     Lookups, products and transposes use the factors. Anything else that torch is asked to do with
@@ -29,20 +28,19 @@ class LiftedTable:
 
     left: Tensor
     right: Tensor
+    what = "a factorised embedding's weight"
+    instead = f"set the weights of its children {TABLE!r} and {LIFT!r}"
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         object.__setattr__(self, "left", left)
         object.__setattr__(self, "right", right)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise _cannot_be_set(name)
-
-    def __setitem__(self, index: object, value: object) -> None:
-        raise _cannot_be_set("rows")
-
     def dense(self) -> Tensor:
         """The product itself."""
         return self.left @ self.right
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return (*tensors_of(self.left), *tensors_of(self.right))
 
     @property
     def shape(self) -> torch.Size:
@@ -53,39 +51,11 @@ class LiftedTable:
         return self.left.dtype
 
     @property
-    def device(self) -> torch.device:
-        return self.left.device
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.left.requires_grad or self.right.requires_grad
-
-    @property
     def data(self) -> LiftedTable:
         return LiftedTable(self.left.detach(), self.right.detach())
 
-    @property
-    def T(self) -> LiftedTable:
-        return self.t()
-
-    @property
-    def mT(self) -> LiftedTable:
-        return self.t()
-
     def t(self) -> LiftedTable:
         return LiftedTable(self.right.t(), self.left.t())
-
-    def transpose(self, first: int, second: int) -> LiftedTable:
-        return self if (first - second) % 2 == 0 else self.t()
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        return 2
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, index: Any) -> Tensor:
         mask = isinstance(index, Tensor) and index.dtype is torch.bool
@@ -101,74 +71,6 @@ class LiftedTable:
         if isinstance(other, int | float):
             return LiftedTable(self.left, self.right * other)
         return self.dense() * other
-
-    __rmul__ = __mul__
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("left", "right"):
-            raise AttributeError(name)
-        if _is_in_place(name):
-            _warn_of_writing(name)
-        return getattr(self.dense(), name)
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        through_factors = _THROUGH_FACTORS.get(function)
-        if through_factors is not None:
-            result = through_factors(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        name = getattr(function, "__name__", "")
-        if _is_in_place(name):
-            _warn_of_writing(name)
-        return function(*_built(args), **{key: _built(value) for key, value in kwargs.items()})
-
-
-def _cannot_be_set(name: str) -> ShareError:
-    return ShareError(
-        f"{name} of a factorised embedding's weight cannot be set: set the weights of its children "
-        f"{TABLE!r} and {LIFT!r}, or call paramshare.materialize first"
-    )
-
-
-def _is_in_place(name: str) -> bool:
-    return name[-1:] == "_" and name[-2:] != "__"  # by slices, which compilers can trace
-
-
-def _warn_of_writing(name: str) -> None:
-    warnings.warn(
-        f"{name}() of a factorised embedding's weight has no effect: write into the weights of its "
-        f"children {TABLE!r} and {LIFT!r}",
-        stacklevel=3,
-    )
-
-
-def _operator(name: str) -> Any:
-    def apply(self: LiftedTable, *others: Any) -> Any:
-        return getattr(self.dense(), name)(*_built(others))
-
-    return apply
-
-
-for _name in ("add", "sub", "truediv", "pow"):
-    for _prefix in ("", "r"):
-        setattr(LiftedTable, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
-for _name in ("neg", "abs", "lt", "le", "gt", "ge", "iter"):
-    setattr(LiftedTable, f"__{_name}__", _operator(f"__{_name}__"))
-
-
-def _built(value: Any) -> Any:
-    """With every lifted table in it as a tensor."""
-    if isinstance(value, LiftedTable):
-        return value.dense()
-    return type(value)(map(_built, value)) if type(value) in (list, tuple) else value
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -198,7 +100,7 @@ def _matmul(left: Any, right: Any) -> Any:
     return NotImplemented
 
 
-_THROUGH_FACTORS: dict[Any, Callable[..., Any]] = {
+LiftedTable.through = {
     F.linear: _linear,
     F.embedding: _embedding,
     torch.matmul: _matmul,

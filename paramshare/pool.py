@@ -33,6 +33,7 @@ from paramshare.layout import read, table_blocks
 from paramshare.lifted import LiftedTable
 from paramshare.plan import Group, SharingPlan
 from paramshare.reduced import drop_reduced, reduced_input
+from paramshare.standin import tensors_of
 
 _ALIVE: weakref.WeakSet[Pool] = weakref.WeakSet()
 
@@ -233,8 +234,8 @@ class Pool(nn.Module):
 
     def _stored(self) -> list[Tensor]:
         """What everything is derived from."""
-        tensors = (table_of(self.embedding), self.projection, self.bias, self.scale)
-        return [tensor for tensor in tensors if tensor is not None]
+        sources = (table_of(self.embedding), self.projection, self.bias, self.scale)
+        return [tensor for source in sources for tensor in tensors_of(source)]
 
     @property
     def _device(self) -> str:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
+from paramshare import marks
 from paramshare.errors import ShareError
 from paramshare.plan import Group, SharingPlan
 from paramshare.pool import Pool
@@ -17,10 +18,29 @@ if TYPE_CHECKING:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Numbers that the module stores: its Parameters, each once, and the constants of EPS."""
+    """Numbers that the module stores: its Parameters, each once, the constants of EPS, and what
+    was quantised, with its scales."""
     scales = [m.scale for m in module.modules() if isinstance(m, Pool)]
     stored = [*module.parameters(), *(scale for scale in scales if scale is not None)]
-    return sum(tensor.numel() for tensor in stored)
+    return sum(tensor.numel() for tensor in [*stored, *_quantized(module)])
+
+
+def count_bytes(module: nn.Module) -> int:
+    """Of these numbers in a file of `save_model`: one for an int8 number, two for all others that
+    `quantize` rounded, else what they take in memory."""
+    rounded = [part for part in module.modules() if marks.is_quantized(part)]
+    narrow = {id(t) for part in rounded for t in (*part.parameters(), *_quantized(part))}
+    scales = [m.scale for m in module.modules() if isinstance(m, Pool) and m.scale is not None]
+    return sum(
+        tensor.numel() * min(tensor.element_size(), 2 if id(tensor) in narrow else 8)
+        for tensor in (*module.parameters(), *scales, *_quantized(module))
+    )
+
+
+def _quantized(module: nn.Module) -> list[Tensor]:
+    """Values and scales of its quantised weights, each once."""
+    kept = (kept for part in module.modules() for kept in marks.int8(part).values())
+    return list({id(part): part for one in kept for part in one.read().parts()}.values())
 
 
 class Sharing:
@@ -95,6 +115,8 @@ class Sharing:
             others = sorted(other for earlier, other in same if earlier == first != other)
             names = ", ".join(plan.groups[index].name for index in (first, *others))
             lines.append(f"given the same input, which is reduced once: {names}")
+        if any(map(marks.is_quantized, self.module.modules())):
+            lines.append(f"quantised: {count_bytes(self.module):,} bytes")
         lines.append(
             f"stored {self.stored_parameters:,}   dense {self.dense_parameters:,}   "
             f"compression {self.compression:.2f}x"

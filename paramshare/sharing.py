@@ -83,6 +83,7 @@ def share_from_embedding(
     if select is not None and not callable(select):
         raise ShareError(f"select={select!r} must be a callable (path, owner) -> bool")
     check_depth(depth)
+    check_not_quantized(module)
     embedding = _narrow(embedding)
     table_path = check_target(module, embedding)
     table = table_of(embedding)
@@ -125,8 +126,10 @@ def materialize(module: nn.Module) -> nn.Module:
     and removes every trace of sharing. The step before tools that want plain weights
     (quantisation, pruning, other frameworks). Returns the module.
 
-    Raises ShareError when nothing in it is shared, or when it is a part of what was shared.
+    Raises ShareError when nothing in it is shared, when it is a part of what was shared, or when
+    something in it is quantised.
     """
+    check_not_quantized(module)
     pools = check_whole(module)
     if not pools:
         raise ShareError(f"nothing in this {type(module).__name__} is shared")
@@ -166,6 +169,15 @@ def materialize(module: nn.Module) -> nn.Module:
     for pool in pools:
         pool.retire()
     return module
+
+
+def check_not_quantized(module: nn.Module) -> None:
+    """Raises ShareError where something in `module` is quantised."""
+    if isinstance(module, nn.Module) and any(map(marks.is_quantized, module.modules())):
+        raise ShareError(
+            f"this {type(module).__name__} is quantised, which is for inference and cannot be "
+            "undone; take the module that it was made of"
+        )
 
 
 def check_whole(module: nn.Module) -> list[Pool]:

@@ -1,0 +1,287 @@
+"""Matrices of 8-bit numbers, and products with them.
+
+A number is `value * scale`, with values of -127 to 127. The scales stand where a product can be
+made of the values alone and scaled afterwards: one a row for `linear(x, W)`, one a block of rows
+and column for `x @ W`. What is multiplied is rounded to 8 bits itself, a token at a time by its
+largest number, where there are instructions for the product of integers; elsewhere the values are
+converted for each product. Symmetric quantisation: Jacob et al., arXiv:1712.05877; scales of tokens
+found while running: Dettmers et al., arXiv:2208.07339.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paramshare.errors import ShareError
+from paramshare.standin import StandIn, built
+
+LARGEST = 127
+_SUBNORMAL, _STEP = 2.0**-14, 2.0**-24  # of float16: below the first, numbers are this far apart
+_LONGEST = 2**17  # so many products of two values never overflow 32 bits
+
+
+def quantise(weight: Tensor, block: int | None) -> tuple[Tensor, Tensor]:
+    """The int8 values of `weight` `(rows, ...)`, in its shape, and their scales.
+
+    block: None gives one scale a row, `(rows, 1, ...)`; else one for each column of every `block`
+    rows of a matrix, `(ceil(rows / block), cols)`. Scales have the dtype of the weight, and values
+    that float16 has as well.
+    """
+    if block is None:
+        largest = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True)
+    else:
+        largest = torch.stack([part.abs().amax(0) for part in weight.split(block)])
+    exact = largest.float() / LARGEST
+    # Where float16 is coarse, up: a value too large for its scale would be cut.
+    coarse = (exact / _STEP).ceil() * _STEP
+    scale = torch.where(exact < _SUBNORMAL, coarse, exact.half().float()).to(weight.dtype)
+    rows = _spread(scale, block, len(weight)).clamp_min(torch.finfo(weight.dtype).tiny)
+    return (weight / rows).round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scale
+
+
+def empty(weight: Tensor, block: int | None) -> tuple[Tensor, Tensor]:
+    """As `quantise`, without values."""
+    rows, *others = weight.shape
+    shape = (rows, *[1] * len(others)) if block is None else (-(-rows // block), *others)
+    return torch.empty_like(weight, dtype=torch.int8), weight.new_empty(shape)
+
+
+def _spread(scale: Tensor, block: int | None, rows: int) -> Tensor:
+    """A scale for each row."""
+    return scale if block is None else scale.repeat_interleave(block, 0)[:rows]
+
+
+class Int8Matrix(StandIn):
+    """`(rows, cols)` numbers of 8 bits in the place of a tensor. Lookups of rows and products with
+    tensors use the values; anything else works as well, by converting them first.
+
+    values, scale, block: see `quantise`. There are no gradients.
+    """
+
+    values: Tensor
+    scale: Tensor
+    block: int | None
+    what = "a quantised weight"
+    instead = "quantise the module again that it was"
+
+    def __init__(self, values: Tensor, scale: Tensor, block: int | None) -> None:
+        for name, value in (("values", values), ("scale", scale), ("block", block)):
+            object.__setattr__(self, name, value)
+
+    def dense(self) -> Tensor:
+        return self.values * _spread(self.scale, self.block, len(self.values))
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.values, self.scale
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scale.dtype
+
+    @property
+    def data(self) -> Int8Matrix:
+        return self
+
+    def detach(self) -> Int8Matrix:
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        if (
+            isinstance(index, Tensor)
+            and not index.is_floating_point()
+            and index.dtype != torch.bool
+        ):
+            places = index if self.block is None else index // self.block
+            return self.values[index] * self.scale[places]
+        return self.dense()[index]
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return self.dense() @ built(other)
+
+    def split(self, sizes: Any, dim: int = 0) -> Any:
+        """Of columns, as of a tensor: views."""
+        if dim not in (-1, 1):
+            return self.dense().split(sizes, dim)
+        values = self.values.split(sizes, 1)
+        one = self.block is None
+        scales = [self.scale] * len(values) if one else self.scale.split(sizes, 1)
+        return [Int8Matrix(v, s, self.block) for v, s in zip(values, scales, strict=True)]
+
+    def blocks(self, cols: int, count: int) -> Int8Blocks:
+        """The first `count * cols` rows, as `count` matrices one below another."""
+        return Int8Blocks(self, cols, count)
+
+
+class Int8Blocks(StandIn):
+    """`(count, cols, features)`: the first rows of a matrix."""
+
+    matrix: Int8Matrix
+    cols: int
+    count: int
+    what, instead = Int8Matrix.what, Int8Matrix.instead
+
+    def __init__(self, matrix: Int8Matrix, cols: int, count: int) -> None:
+        for name, value in (("matrix", matrix), ("cols", cols), ("count", count)):
+            object.__setattr__(self, name, value)
+
+    def dense(self) -> Tensor:
+        return torch.stack([part.dense() for part in self.unbind()])
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.matrix.parts()
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count, self.cols, self.matrix.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    def unbind(self) -> list[Int8Matrix]:
+        """The matrices, as of a tensor: views."""
+        block, scale = self.matrix.block, self.matrix.scale
+        found = []
+        for first in range(0, self.count * self.cols, self.cols):
+            end = first + self.cols
+            if block is None:
+                part, of = scale[first:end], None
+            elif self.cols % block == 0:
+                part, of = scale[first // block : end // block], block
+            elif block % self.cols == 0:
+                part, of = scale[first // block : first // block + 1], self.cols
+            else:
+                part, of = _spread(scale, block, end)[first:end], 1
+            found.append(Int8Matrix(self.matrix.values[first:end], part, of))
+        return found
+
+    def reduce(self, flat: Tensor) -> Tensor:
+        """`(tokens, count, features)`: the product of `flat` `(tokens, cols)` with each matrix."""
+        found = flat.new_empty(len(flat), *self.shape[::2])
+        rounded = None
+        for index, part in enumerate(self.unbind()):
+            if rounded is None and part.block is not None and _has_products(flat, *part.shape):
+                rounded = _Rounded(flat)  # once for all
+            found[:, index] = _times(flat, part, rounded)
+        return found
+
+
+class _Rounded:
+    """Tokens `(tokens, cols)` as integers, each with a scale of its own."""
+
+    def __init__(self, flat: Tensor) -> None:
+        _check_gradients(flat)
+        self.dtype = flat.dtype
+        exact = flat if flat.dtype == torch.float64 else flat.float()
+        # Of a token of zeros as well. Two passes over the tokens: torch's one function for the
+        # smallest and the largest number takes seven times as long on a CPU.
+        largest = exact.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        self.scale = largest / LARGEST
+        self.values = (exact / self.scale).round_().to(torch.int8)
+
+    def times(self, values: Tensor, first: int = 0) -> Tensor:
+        """The product of columns from `first` on with `(some of cols, outputs)` int8 values."""
+        mine = self.values[:, first : first + len(values)]
+        tokens = len(mine)
+        if mine.is_cuda and tokens <= _FEWEST_ON_CUDA:
+            mine = F.pad(mine, (0, 0, 0, _FEWEST_ON_CUDA + 1 - tokens))
+        return torch._int_mm(mine, values)[:tokens] * self.scale
+
+
+_FEWEST_ON_CUDA = 16  # torch._int_mm wants more rows than that there, and eights of the others
+_ON_CPU = (
+    torch.backends.mkldnn.is_available()
+    and getattr(
+        # Without these instructions sums of two products saturate at 16 bits.
+        torch.cpu,
+        "_is_vnni_supported",
+        lambda: False,
+    )()
+)
+
+
+def _has_products(flat: Tensor, cols: int, outputs: int) -> bool:
+    """Whether tokens of so many numbers can be multiplied as integers where they are."""
+    if not 0 < cols <= _LONGEST or not len(flat):
+        return False
+    if flat.is_cuda:
+        return cols % 8 == 0 and outputs % 8 == 0
+    return _ON_CPU and flat.device.type == "cpu"
+
+
+def _times(flat: Tensor, matrix: Int8Matrix, rounded: _Rounded | None = None) -> Tensor:
+    """`flat @ matrix`, `(tokens, cols)` with `(cols, outputs)`."""
+    block, values, scale = matrix.block, matrix.values, matrix.scale
+    if not _has_products(flat, *matrix.shape):
+        _check_gradients(flat)
+        return flat @ matrix.dense().to(flat.dtype)
+    if block is None:
+        return _Rounded(flat * scale.t()).times(values).to(flat.dtype)
+    rounded = rounded or _Rounded(flat)
+    output = None
+    for index, (part, of) in enumerate(zip(values.split(block), scale, strict=True)):
+        product = rounded.times(part, index * block).mul_(of)
+        output = product if output is None else output.add_(product)
+    assert output is not None
+    return output.to(flat.dtype)
+
+
+def _times_transposed(flat: Tensor, matrix: Int8Matrix) -> Tensor:
+    """`flat @ matrix.T`, `(tokens, cols)` with `(outputs, cols)`."""
+    if not _has_products(flat, *matrix.shape[::-1]):
+        _check_gradients(flat)
+        return flat @ matrix.dense().to(flat.dtype).t()
+    if matrix.block is None:
+        return _Rounded(flat).times(matrix.values.t()).mul_(matrix.scale.t()).to(flat.dtype)
+    # The scales stand along what is summed: they go into copies of the tokens.
+    products = [
+        _Rounded(flat * scale).times(part.t())
+        for part, scale in zip(matrix.values.split(matrix.block), matrix.scale, strict=True)
+    ]
+    return torch.cat(products, 1).to(flat.dtype)
+
+
+def _check_gradients(flat: Tensor) -> None:
+    if torch.is_grad_enabled() and flat.requires_grad:
+        raise ShareError(
+            "there are no gradients through a quantised module, which is for inference: give it "
+            "tensors that need none, or train the module that it was made of"
+        )
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    if not isinstance(weight, Int8Matrix) or not isinstance(input, Tensor):
+        return NotImplemented
+    output = _times_transposed(input.reshape(-1, input.shape[-1]), weight)
+    output = output.view(*input.shape[:-1], len(weight))
+    return output if bias is None else output.add_(bias)
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    if not isinstance(right, Int8Matrix) or not isinstance(left, Tensor):
+        return NotImplemented
+    output = _times(left.reshape(-1, left.shape[-1]), right)
+    return output.view(*left.shape[:-1], right.shape[1])
+
+
+def _embedding(
+    input: Tensor, weight: Any, padding_idx: Any = None, max_norm: Any = None, *args: Any, **_: Any
+) -> Any:
+    if not isinstance(weight, Int8Matrix) or max_norm is not None:
+        return NotImplemented  # the norms are those of the rows as they are used
+    return weight[input]
+
+
+Int8Matrix.through = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _matmul),
+}

@@ -1,0 +1,251 @@
+"""A module of 8-bit matrices, for inference.
+
+What `derived` does for weights that are read from a table is done here for all that are stored:
+the Parameter is gone, two buffers have its values and scales, and a property has its name. Layers
+and the products of factored execution find a stand-in there, which multiplies integers; who cannot
+do with one (recurrent kernels take lists of tensors) finds the converted tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter, is_lazy
+
+from paramshare import int8, marks
+from paramshare.derived import _members
+from paramshare.errors import ShareError
+from paramshare.int8 import Int8Matrix
+from paramshare.kinds import kind_of_class
+from paramshare.pool import Pool, readers, table_of
+from paramshare.sharing import check_not_quantized, check_whole
+
+VALUES, SCALE = "_int8", "_scale"  # what the names of the two buffers end with
+_SMALLEST_BLOCK = 64  # rows; scales for smaller ones would be more than 3% of the values
+
+
+@torch.no_grad()
+def quantize(module: nn.Module) -> nn.Module:
+    """Makes every matrix that `module` stores 8 bits wide, in place, for inference. Returns it.
+
+    Parameters of two dimensions or more become int8 buffers, `NAME_int8`, with scales,
+    `NAME_scale`: one a row of the matrix; of the projection one a column; and of a table with
+    factored weights one a feature and block of rows, which their products want. What is tied is
+    stored once. All other Parameters are rounded to float16, which is also what `save_model` writes
+    of them and the scales; in memory they keep their dtype, in which the module computes. Buffers
+    stay as they are.
+
+    It computes as before, but for the rounding: in CPUs with VNNI and on CUDA the inputs of
+    products are rounded to 8 bits as well, each token by itself. Afterwards it is in eval mode, and
+    nothing in it trains.
+
+    Raises ShareError, the module being what it was: it is quantised already, or a part of a shared
+    module, or weights outside of it read its table; nothing in it is stored; values are not finite,
+    or too large for float16.
+    """
+    matrices = _prepare(module)
+    for path, parameter in module.named_parameters():
+        finite = parameter.is_meta or parameter.half().isfinite().all()
+        if parameter.is_floating_point() and not finite:
+            raise ShareError(f"{path} has values that are not finite, or too large for float16")
+    made = [int8.quantise(m.parameter, m.block) for m in matrices]
+    _commit(module, matrices, made)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.copy_(parameter.half())
+    return module
+
+
+def restructure(module: nn.Module) -> None:
+    """As `quantize`, for values that are still to be loaded."""
+    matrices = _prepare(module)
+    _commit(module, matrices, [int8.empty(m.parameter, m.block) for m in matrices])
+
+
+def quantized_paths(module: nn.Module) -> list[str]:
+    """The paths of what was quantised in `module`, "" for itself."""
+    return [path for path, part in module.named_modules() if marks.is_quantized(part)]
+
+
+def narrow_names(module: nn.Module) -> set[str]:
+    """Names in the state_dict of numbers that float16 holds: what `quantize` rounded to it."""
+    names = set()
+    for root in quantized_paths(module):
+        for path, part in module.get_submodule(root).named_modules(prefix=root):
+            mine = [*part._parameters, *(f"{name}{SCALE}" for name in marks.int8(part))]
+            names.update(f"{path}.{name}" if path else name for name in mine)
+    return names
+
+
+@dataclass
+class Kept:
+    """Where the numbers of a quantised weight are: in buffers of the module that held it first,
+    so that tied weights are one however the module is moved."""
+
+    owner: nn.Module
+    name: str
+    block: int | None
+
+    def read(self) -> Int8Matrix:
+        values, scale = (self.owner._buffers[self.name + end] for end in (VALUES, SCALE))
+        assert values is not None
+        assert scale is not None
+        return Int8Matrix(values, scale, self.block)
+
+
+@dataclass
+class _Matrix:
+    """A Parameter that is to be quantised, and who holds it."""
+
+    parameter: Parameter
+    holders: list[tuple[nn.Module, str]]
+    block: int | None
+
+
+def _prepare(module: nn.Module) -> list[_Matrix]:
+    """Raises ShareError for what cannot be quantised."""
+    check_not_quantized(module)
+    pools = check_whole(module)
+    blocks = {}
+    for pool in pools:
+        table = table_of(pool.embedding)
+        if any(reader not in pools for reader in readers(table)):
+            raise ShareError(
+                f"weights outside of this {type(module).__name__} are read from its table "
+                f"{pool.plan.table}; quantise the module that holds them as well"
+            )
+        blocks[table] = _block_of_table(table, pools)
+        if pool.projection is not None:
+            blocks[pool.projection] = len(pool.projection)  # one block: a scale a column
+    found: dict[Parameter, _Matrix] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None or is_lazy(parameter) or not parameter.is_floating_point():
+                continue
+            if sum(size > 1 for size in parameter.shape) > 1:
+                matrix = _Matrix(parameter, [], blocks.get(parameter))
+                found.setdefault(parameter, matrix).holders.append((owner, name))
+    if not found:
+        raise ShareError(f"this {type(module).__name__} stores no matrices")
+    return list(found.values())
+
+
+def _block_of_table(table: Parameter, pools: list[Pool]) -> int | None:
+    """Rows of a table that have scales in common: what all products of factored weights sum over
+    is whole blocks of them, or the whole table is one. None where there are no such products."""
+    lengths = [
+        group.cols
+        for pool in pools
+        for group in pool.plan.groups
+        if table_of(pool.embedding) is table and group.execution == "factored"
+    ]
+    block = gcd(*lengths)
+    return None if not lengths else block if block >= _SMALLEST_BLOCK else len(table)
+
+
+def _commit(module: nn.Module, matrices: list[_Matrix], made: list[tuple[Tensor, Tensor]]) -> None:
+    new: dict[nn.Module, dict[str, Kept]] = {module: {}}
+    for matrix, buffers in zip(matrices, made, strict=True):
+        first, name = matrix.holders[0]
+        kept = Kept(first, name, matrix.block)
+        for owner, held_as in matrix.holders:
+            del owner._parameters[held_as]
+            new.setdefault(owner, {})[held_as] = kept
+        for end, buffer in zip((VALUES, SCALE), buffers, strict=True):
+            first.register_buffer(name + end, buffer)
+    for owner, weights in new.items():
+        owner.__class__ = _quantized_class(type(owner), tuple(weights), owner is module)
+        owner.__dict__[marks.INT8] = weights
+        members = kind_of_class(type(owner)).members
+        if members is not None and weights:
+            members.on_derive(owner)  # type: ignore[attr-defined]
+    module.requires_grad_(False).eval()
+    for part in module.modules():
+        if isinstance(part, Pool):
+            part.holder.kept = None
+
+
+# ---------------------------------------------------------------------- classes
+
+
+def _make_class(base: type[nn.Module], names: tuple[str, ...], whole: bool) -> type[nn.Module]:
+    """A class like `base`, of which the named weights are quantised; whole: of what was."""
+
+    def create(cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+        if args or kwargs:
+            return base(*args, **kwargs)  # type(layer)(...) makes an ordinary layer
+        return object.__new__(cls)  # what copying does
+
+    def reduce(self: nn.Module, protocol: int) -> tuple[Any, ...]:
+        """Copies and pickles: the class is made again from its base, by what makes that."""
+        make, args, state = super(made, self).__reduce_ex__(protocol)[:3]  # type: ignore[misc]
+        if marks.BASE not in vars(base):
+            make, args = _blank, (base,)
+        return _rebuild, (make, args, names, whole), state
+
+    def register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
+        if name in marks.int8(self):
+            raise _cannot_be_set(self, name)
+        super(made, self).register_parameter(name, param)  # type: ignore[misc]
+
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        if mode:
+            check_not_quantized(self)
+        return super(made, self).train(mode)  # type: ignore[misc]
+
+    body: dict[str, Any] = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__new__": create,
+        "__reduce_ex__": reduce,
+        "register_parameter": register_parameter,
+        marks.QUANTIZED: whole,
+        **{name: _weight_property(name, base) for name in names},
+    }
+    if names:
+        body.update(_members(base))
+    if whole:
+        body["train"] = train
+    metaclass: Any = type(base)
+    made = metaclass(base.__name__, (base,), body)
+    return made
+
+
+_quantized_class: Callable[..., type[nn.Module]] = functools.cache(_make_class)
+
+
+def _blank(cls: type[nn.Module]) -> nn.Module:
+    return cls.__new__(cls)
+
+
+def _rebuild(
+    make: Callable[..., nn.Module], args: tuple[Any, ...], names: tuple[str, ...], whole: bool
+) -> nn.Module:
+    return _blank(_quantized_class(type(make(*args)), names, whole))
+
+
+def _weight_property(name: str, base: type[nn.Module]) -> property:
+    recurrent = issubclass(base, nn.RNNBase)
+
+    def read(self: nn.Module) -> Tensor | Int8Matrix:
+        matrix = marks.int8(self)[name].read()
+        return matrix.dense() if recurrent or matrix.dim() != 2 else matrix
+
+    def refuse(self: nn.Module, value: object) -> None:
+        raise _cannot_be_set(self, name)
+
+    return property(read, refuse)
+
+
+def _cannot_be_set(module: nn.Module, name: str) -> ShareError:
+    return ShareError(
+        f"{name} of this {type(module).__name__} is quantised and cannot be set; set that of the "
+        "module that it was made of, and quantise again"
+    )
