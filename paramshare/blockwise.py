@@ -10,7 +10,7 @@ from torch import Tensor
 from paramshare.standin import StandIn, built
 
 
-def apply_tiles(input: Tensor, table_blocks: Tensor, projection: Tensor | None) -> Tensor:
+def apply_tiles(input: Tensor, table_blocks: Tensor | StandIn, projection: Tensor | None) -> Tensor:
     """`input @ W.T`, `(tokens, blocks * columns)`, of an aligned weight W.
 
     input `(..., cols)`, table_blocks `(blocks, cols, features)`, projection `(features, columns)`;

@@ -10,6 +10,7 @@ found while running: Dettmers et al., arXiv:2208.07339.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -103,6 +104,13 @@ class Int8Matrix(StandIn):
             return self.values[index] * self.scale[places]
         return self.dense()[index]
 
+    def rows(self, first: int, end: int) -> Tensor:
+        """Some rows, converted."""
+        if self.block is None:
+            return self.values[first:end] * self.scale[first:end]
+        places = torch.arange(first, end, device=self.device) // self.block
+        return self.values[first:end] * self.scale[places]
+
     def __matmul__(self, other: Any) -> Tensor:
         return self.dense() @ built(other)
 
@@ -121,19 +129,26 @@ class Int8Matrix(StandIn):
 
 
 class Int8Blocks(StandIn):
-    """`(count, cols, features)`: the first rows of a matrix."""
+    """`(count, cols, features)`: the first rows of a matrix, as matrices one below another."""
 
     matrix: Int8Matrix
     cols: int
     count: int
+    pieces: tuple[Tensor, ...]
     what, instead = Int8Matrix.what, Int8Matrix.instead
 
     def __init__(self, matrix: Int8Matrix, cols: int, count: int) -> None:
-        for name, value in (("matrix", matrix), ("cols", cols), ("count", count)):
+        # The largest runs of rows that have scales in common, and are of one of the matrices.
+        block = min(matrix.block or cols, cols)
+        pieces = matrix.values[: count * cols].split(block)
+        for name, value in (
+            *(("matrix", matrix), ("cols", cols), ("count", count)),
+            ("pieces", pieces),
+        ):
             object.__setattr__(self, name, value)
 
     def dense(self) -> Tensor:
-        return torch.stack([part.dense() for part in self.unbind()])
+        return torch.stack(list(self.unbind()))
 
     def parts(self) -> tuple[Tensor, ...]:
         return self.matrix.parts()
@@ -146,32 +161,27 @@ class Int8Blocks(StandIn):
     def dtype(self) -> torch.dtype:
         return self.matrix.dtype
 
-    def unbind(self) -> list[Int8Matrix]:
-        """The matrices, as of a tensor: views."""
-        block, scale = self.matrix.block, self.matrix.scale
-        found = []
+    def unbind(self) -> Iterator[Tensor]:
+        """The matrices, as of a tensor; each is converted when it is asked for."""
         for first in range(0, self.count * self.cols, self.cols):
-            end = first + self.cols
-            if block is None:
-                part, of = scale[first:end], None
-            elif self.cols % block == 0:
-                part, of = scale[first // block : end // block], block
-            elif block % self.cols == 0:
-                part, of = scale[first // block : first // block + 1], self.cols
-            else:
-                part, of = _spread(scale, block, end)[first:end], 1
-            found.append(Int8Matrix(self.matrix.values[first:end], part, of))
-        return found
+            yield self.matrix.rows(first, first + self.cols)
 
     def reduce(self, flat: Tensor) -> Tensor:
         """`(tokens, count, features)`: the product of `flat` `(tokens, cols)` with each matrix."""
-        found = flat.new_empty(len(flat), *self.shape[::2])
-        rounded = None
-        for index, part in enumerate(self.unbind()):
-            if rounded is None and part.block is not None and _has_products(flat, *part.shape):
-                rounded = _Rounded(flat)  # once for all
-            found[:, index] = _times(flat, part, rounded)
-        return found
+        block, scale = self.matrix.block, self.matrix.scale
+        whole = block is not None and (self.cols % block == 0 or len(scale) == 1)
+        if not whole or not _has_products(flat, len(self.pieces[0]), self.shape[2]):
+            _check_gradients(flat)
+            return torch.stack([flat @ part.to(flat.dtype) for part in self.unbind()], 1)
+        rounded = _Rounded(flat)
+        each = len(self.pieces) // self.count
+        tokens = rounded.values.split(len(self.pieces[0]), 1)
+        sums = torch.stack(
+            [_int_mm(tokens[n % each], piece) for n, piece in enumerate(self.pieces)], 1
+        )
+        found = (sums * scale[: len(self.pieces)]).mul_(rounded.scale.unsqueeze(1))
+        found = found if each == 1 else found.unflatten(1, (self.count, each)).sum(2)
+        return found.to(flat.dtype)
 
 
 class _Rounded:
@@ -179,7 +189,6 @@ class _Rounded:
 
     def __init__(self, flat: Tensor) -> None:
         _check_gradients(flat)
-        self.dtype = flat.dtype
         exact = flat if flat.dtype == torch.float64 else flat.float()
         # Of a token of zeros as well. Two passes over the tokens: torch's one function for the
         # smallest and the largest number takes seven times as long on a CPU.
@@ -189,14 +198,18 @@ class _Rounded:
 
     def times(self, values: Tensor, first: int = 0) -> Tensor:
         """The product of columns from `first` on with `(some of cols, outputs)` int8 values."""
-        mine = self.values[:, first : first + len(values)]
-        tokens = len(mine)
-        if mine.is_cuda and tokens <= _FEWEST_ON_CUDA:
-            mine = F.pad(mine, (0, 0, 0, _FEWEST_ON_CUDA + 1 - tokens))
-        return torch._int_mm(mine, values)[:tokens] * self.scale
+        return _int_mm(self.values[:, first : first + len(values)], values) * self.scale
 
 
-_FEWEST_ON_CUDA = 16  # torch._int_mm wants more rows than that there, and eights of the others
+def _int_mm(tokens: Tensor, values: Tensor) -> Tensor:
+    """Their product, of 32 bits."""
+    missing = _FEWEST_ON_CUDA - len(tokens) if tokens.is_cuda else 0
+    if missing <= 0:
+        return torch._int_mm(tokens, values)
+    return torch._int_mm(F.pad(tokens, (0, 0, 0, missing)), values)[:-missing]
+
+
+_FEWEST_ON_CUDA = 17  # rows; of columns and outputs it wants eights there
 _ON_CPU = (
     torch.backends.mkldnn.is_available()
     and getattr(
@@ -217,7 +230,7 @@ def _has_products(flat: Tensor, cols: int, outputs: int) -> bool:
     return _ON_CPU and flat.device.type == "cpu"
 
 
-def _times(flat: Tensor, matrix: Int8Matrix, rounded: _Rounded | None = None) -> Tensor:
+def _times(flat: Tensor, matrix: Int8Matrix) -> Tensor:
     """`flat @ matrix`, `(tokens, cols)` with `(cols, outputs)`."""
     block, values, scale = matrix.block, matrix.values, matrix.scale
     if not _has_products(flat, *matrix.shape):
@@ -225,7 +238,7 @@ def _times(flat: Tensor, matrix: Int8Matrix, rounded: _Rounded | None = None) ->
         return flat @ matrix.dense().to(flat.dtype)
     if block is None:
         return _Rounded(flat * scale.t()).times(values).to(flat.dtype)
-    rounded = rounded or _Rounded(flat)
+    rounded = _Rounded(flat)
     output = None
     for index, (part, of) in enumerate(zip(values.split(block), scale, strict=True)):
         product = rounded.times(part, index * block).mul_(of)

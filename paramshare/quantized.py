@@ -75,7 +75,7 @@ def quantized_paths(module: nn.Module) -> list[str]:
 
 def narrow_names(module: nn.Module) -> set[str]:
     """Names in the state_dict of numbers that float16 holds: what `quantize` rounded to it."""
-    names = set()
+    names: set[str] = set()
     for root in quantized_paths(module):
         for path, part in module.get_submodule(root).named_modules(prefix=root):
             mine = [*part._parameters, *(f"{name}{SCALE}" for name in marks.int8(part))]
