@@ -37,6 +37,7 @@ from paramshare.lifted import LiftedTable
 from paramshare.marks import sources
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool
+from paramshare.quantized import quantized_paths
 from paramshare.rewrite import prepare_all
 from paramshare.sharing import named_pools, read_plans, stored_plans
 
@@ -59,6 +60,11 @@ def plans_in_config(model: PreTrainedModel) -> Iterator[None]:
     Only then: several models may have one config, and who builds from it wants a plain one.
     Raises ShareError for a part of a shared module, and for what would not be loaded again.
     """
+    if quantized_paths(model):
+        raise ShareError(
+            "from_pretrained knows nothing of paramshare.quantize, and would not find the weights: "
+            "use paramshare.save_model and load_model"
+        )
     sharings = [plan for plan in stored_plans(model) if not _shares_itself(model, plan["root"])]
     lifted = _lifted(model)
     for target, source in model.all_tied_weights_keys.items():
