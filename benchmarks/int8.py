@@ -5,9 +5,10 @@
 All are one model with weights of chance, biases of them included. `int8` is `paramshare.quantize`,
 whose table has scales a block of rows and feature, applied to what the table makes of an input.
 `int8, scales a token` has them a row of the table instead, which go into a copy of the input for
-each block. `int8, generated` is the paper's variant: the weights that are generated are 8 bits wide,
-each once for all depths, and what is stored stays as it is. All of them multiply integers. Times are
-medians of ratios to the factored float32 model, in turns; outputs are those of the last shape.
+each block. `int8, generated` is the paper's variant: the weights that are generated are 8 bits
+wide, each once for all depths, and what is stored stays as it is. All of them multiply integers.
+Times are medians of ratios to the factored float32 model, in turns; outputs are those of the last
+shape, change the largest of a token's logits, relative to their length.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def scales_a_token(model: nn.Module) -> nn.Module:
 
 
 def reduce(self: Int8Blocks, flat: Tensor) -> Tensor:
-    """`Int8Blocks.reduce`, also of a table with scales a token: as many copies of the input as there
-    are blocks, each rounded by itself."""
+    """`Int8Blocks.reduce`, also of a table with scales a token: as many copies of the input as
+    there are blocks, each rounded by itself."""
     if self.matrix.block is not None:
         return _reduce(self, flat)
     scales = self.matrix.scale[: self.count * self.cols].view(self.count, self.cols)
@@ -133,7 +134,7 @@ def main() -> None:
         "int8, scales a token": scales_a_token(model),
         "int8, generated": generated(model),
     }
-    heads = {name: head for name in models}
+    heads = dict.fromkeys(models, head)
     heads["int8"] = heads["int8, scales a token"] = quantize(copy.deepcopy(head))
     with patch.object(Int8Blocks, "reduce", reduce):
         times = {}

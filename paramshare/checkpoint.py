@@ -161,8 +161,11 @@ def _tried(
     module: nn.Module, plans: list[tuple[str, SharingPlan]], quantized: list[str], path: Path
 ) -> nn.Module:
     """A copy of the module as it will be, of which nothing is allocated."""
-    tensors = chain(module.parameters(), module.buffers())
-    memo = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
+    # Weight norm sets a plain attribute, which by itself could not even be copied.
+    plain = (value for part in module.modules() for value in vars(part).values())
+    attributes = (value for value in plain if isinstance(value, Tensor))
+    tensors = chain(module.parameters(), module.buffers(), attributes)
+    memo: dict[int, Tensor] = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
     for parameter in module.parameters():
         memo[id(parameter)] = Parameter(memo[id(parameter)], parameter.requires_grad)
     copied = copy.deepcopy(module, memo)

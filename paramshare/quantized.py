@@ -115,11 +115,6 @@ def _prepare(module: nn.Module) -> list[_Matrix]:
     blocks = {}
     for pool in pools:
         table = table_of(pool.embedding)
-        if any(reader not in pools for reader in readers(table)):
-            raise ShareError(
-                f"weights outside of this {type(module).__name__} are read from its table "
-                f"{pool.plan.table}; quantise the module that holds them as well"
-            )
         blocks[table] = _block_of_table(table, pools)
         if pool.projection is not None:
             blocks[pool.projection] = len(pool.projection)  # one block: a scale a column
@@ -131,6 +126,11 @@ def _prepare(module: nn.Module) -> list[_Matrix]:
             if sum(size > 1 for size in parameter.shape) > 1:
                 matrix = _Matrix(parameter, [], blocks.get(parameter))
                 found.setdefault(parameter, matrix).holders.append((owner, name))
+    if any(reader not in pools for p in found for reader in readers(p)):
+        raise ShareError(
+            f"weights outside of this {type(module).__name__} are read from its table; quantise "
+            "the module that holds them as well"
+        )
     if not found:
         raise ShareError(f"this {type(module).__name__} stores no matrices")
     return list(found.values())

@@ -29,15 +29,16 @@ SHARED = {
     "lifted": {"embedding_dim": 3},
     "token": {"layout": "token", "depth": "none"},
 }
+# Layers that are called; and a table that can be narrowed.
+CALLED = {"Seq2Seq", "Narrow", "Recurring", "Chain", "Convolutional", "Raw"}
+POSSIBLE = {"factored": CALLED, "blockwise": CALLED, "lifted": {*ZOO} - {"Narrow"}}
+CASES = [(name, how) for name in ZOO for how in SHARED if name in POSSIBLE.get(how, ZOO)]
 
 
 def made(name: str, shared: str) -> nn.Module:
     module = build(name)
     if SHARED[shared] is not None:
-        try:
-            share(module, **SHARED[shared])
-        except ShareError as error:
-            pytest.skip(str(error))
+        share(module, **SHARED[shared])
     return module.eval()
 
 
@@ -63,8 +64,7 @@ def rounded(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("shared", SHARED)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(("name", "shared"), CASES)
 def test_computes_with_rounded_numbers(name: str, shared: str, monkeypatch) -> None:
     """Exactly, where inputs are not rounded; nearly, where they are. A copy does the same."""
     module = made(name, shared)
@@ -74,7 +74,10 @@ def test_computes_with_rounded_numbers(name: str, shared: str, monkeypatch) -> N
         exact = rounded(module)(*inputs)
         assert quantize(module) is module
         found = module(*inputs)
-        for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        copies = [copy.deepcopy(module)]
+        if name != "Normed":  # torch refuses to pickle parametrized modules
+            copies.append(pickle.loads(pickle.dumps(module)))
+        for again in copies:
             assert torch.equal(again(*inputs), found)
             assert list(again.state_dict()) == list(module.state_dict())
             again.double().load_state_dict(module.state_dict())
@@ -104,6 +107,7 @@ def test_scales_go_with_blocks_of_the_table() -> None:
     sharing = share(module, execution="factored")
     assert {group.cols for group in sharing.plan.groups} == {64, 192}
     module.embedding.weight.data[64:] *= 50
+    table = module.embedding.weight.detach().clone()
     ids = torch.randint(0, 500, (2, 7))
     with torch.no_grad():
         expected = module(ids)
@@ -112,8 +116,10 @@ def test_scales_go_with_blocks_of_the_table() -> None:
         assert module.embedding.weight.block == 64
         found = module(ids)
     assert (found - expected).norm() < 0.03 * expected.norm()
-    small = module.embedding.weight.dense()[:64] - module.embedding.weight.dense()[:64].round()
-    assert small.abs().max() > 0
+    # Rows are rounded by the largest of their block, not of the table.
+    rows = module.embedding.weight.dense()
+    assert (rows - table)[:64].abs().max() < table[:64].abs().max() / 250
+    assert (rows - table)[64:].abs().max() > table[:64].abs().max() / 250
 
 
 class Blocks(Narrow):
@@ -128,19 +134,18 @@ class Blocks(Narrow):
 def test_other_dtypes(dtype) -> None:
     module = made("Narrow", "factored").to(dtype)
     with torch.no_grad():
-        expected = module(*batch())
-        found = quantize(module)(*batch())
+        expected = module(batch()[0])
+        found = quantize(module)(batch()[0])
         assert found.dtype == dtype
         assert (found - expected).float().norm() < 0.06 * expected.float().norm()
-        moved = module.float()(*batch())
+        moved = module.float()(batch()[0])
     assert moved.dtype == torch.float32
     assert (moved - expected).norm() < 0.06 * expected.float().norm()
 
 
-@pytest.mark.filterwarnings("ignore:'torch.jit")
-@pytest.mark.parametrize("shared", ["shared", "factored", "lifted"])
-def test_compiles_and_exports(shared: str) -> None:
-    module = quantize(made("Narrow", shared).float())
+@pytest.mark.parametrize(("name", "shared"), [("Narrow", "factored"), ("Chain", "lifted")])
+def test_compiles_and_exports(name: str, shared: str) -> None:
+    module = quantize(made(name, shared).float())
     ids = batch()[0]
     with torch.no_grad():
         expected = module(ids)
@@ -211,8 +216,14 @@ def test_small_allocates_no_table_and_no_weight(small) -> None:
 # ---------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("shared", ["plain", "shared", "factored", "lifted"])
-@pytest.mark.parametrize("name", ["Encoder", "Narrow", "Recurrent", "NormedByHook", "Raw", "Chain"])
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        *(("Encoder", "plain"), ("Encoder", "shared"), ("Encoder", "lifted")),
+        *(("Narrow", "factored"), ("Chain", "plain"), ("Chain", "factored"), ("Raw", "shared")),
+        *(("Recurrent", "plain"), ("Recurrent", "lifted"), ("NormedByHook", "shared")),
+    ],
+)
 def test_round_trip(name: str, shared: str, tmp_path) -> None:
     path = tmp_path / "m.safetensors"
     module = quantize(made(name, shared))

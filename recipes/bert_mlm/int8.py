@@ -6,8 +6,8 @@
 
 MODEL is a folder of finetune.py, the data what it was given; all but the training texts are judged.
 `int8` is paramshare.quantize: all matrices that are stored have 8 bits, and so have the inputs of
-products. `generated` is the paper's variant: the weights that are generated are rounded to 8 bits, a
-row of each by its largest number, and all else is float32.
+products. `generated` is the paper's variant: the weights that are generated are rounded to 8 bits,
+a row of each by its largest number, and all else is float32.
 """
 
 import argparse
