@@ -47,7 +47,7 @@ def reduce(self: Int8Blocks, flat: Tensor) -> Tensor:
         return _reduce(self, flat)
     scales = self.matrix.scale[: self.count * self.cols].view(self.count, self.cols)
     products = [
-        int8._Rounded(flat * scale).times(piece)
+        int8._Tokens(flat, scale).times(piece)
         for scale, piece in zip(scales, self.pieces, strict=True)
     ]
     return torch.stack(products, 1)

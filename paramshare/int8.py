@@ -95,11 +95,7 @@ class Int8Matrix(StandIn):
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        if (
-            isinstance(index, Tensor)
-            and not index.is_floating_point()
-            and index.dtype != torch.bool
-        ):
+        if isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32):
             places = index if self.block is None else index // self.block
             return self.values[index] * self.scale[places]
         return self.dense()[index]
@@ -169,36 +165,42 @@ class Int8Blocks(StandIn):
     def reduce(self, flat: Tensor) -> Tensor:
         """`(tokens, count, features)`: the product of `flat` `(tokens, cols)` with each matrix."""
         block, scale = self.matrix.block, self.matrix.scale
-        whole = block is not None and (self.cols % block == 0 or len(scale) == 1)
-        if not whole or not _has_products(flat, len(self.pieces[0]), self.shape[2]):
+        if block is None or self.cols % block and len(scale) > 1:
             _check_gradients(flat)
             return torch.stack([flat @ part.to(flat.dtype) for part in self.unbind()], 1)
-        rounded = _Rounded(flat)
-        each = len(self.pieces) // self.count
-        tokens = rounded.values.split(len(self.pieces[0]), 1)
-        sums = torch.stack(
-            [_int_mm(tokens[n % each], piece) for n, piece in enumerate(self.pieces)], 1
-        )
-        found = (sums * scale[: len(self.pieces)]).mul_(rounded.scale.unsqueeze(1))
+        tokens, each = _Tokens(flat), len(self.pieces) // self.count
+        products = [
+            tokens.times(piece, n % each * len(piece)) for n, piece in enumerate(self.pieces)
+        ]
+        found = torch.stack(products, 1).mul_(scale[: len(products)])
         found = found if each == 1 else found.unflatten(1, (self.count, each)).sum(2)
         return found.to(flat.dtype)
 
 
-class _Rounded:
-    """Tokens `(tokens, cols)` as integers, each with a scale of its own."""
+class _Tokens:
+    """Tokens `(tokens, cols)`, times a factor `(1, cols)` if there is one, that are multiplied by
+    8-bit numbers. Once for several products, they are rounded to 8 bits themselves, each by its
+    largest number, if they can be multiplied as integers. In 32 bits and more."""
 
-    def __init__(self, flat: Tensor) -> None:
+    def __init__(self, flat: Tensor, factor: Tensor | None = None) -> None:
         _check_gradients(flat)
         exact = flat if flat.dtype == torch.float64 else flat.float()
-        # Of a token of zeros as well. Two passes over the tokens: torch's one function for the
-        # smallest and the largest number takes seven times as long on a CPU.
-        largest = exact.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        self.scale = largest / LARGEST
-        self.values = (exact / self.scale).round_().to(torch.int8)
+        self.exact = exact if factor is None else exact * factor
+        self.rounded: tuple[Tensor, Tensor] | None = None
 
     def times(self, values: Tensor, first: int = 0) -> Tensor:
-        """The product of columns from `first` on with `(some of cols, outputs)` int8 values."""
-        return _int_mm(self.values[:, first : first + len(values)], values) * self.scale
+        """`(tokens, outputs)`: the columns from `first` on, times `(some of cols, outputs)`."""
+        some = slice(first, first + len(values))
+        if not _has_products(self.exact, values):
+            return self.exact[:, some] @ values.to(self.exact.dtype)
+        if self.rounded is None:
+            # Two passes over the tokens: torch's one function for the smallest and the largest
+            # number takes seven times as long on a CPU. Tokens may be all zeros.
+            largest = self.exact.abs().amax(-1, keepdim=True)
+            scale = largest.clamp_min(torch.finfo(torch.float32).tiny) / LARGEST
+            self.rounded = (self.exact / scale).round_().to(torch.int8), scale
+        integers, scale = self.rounded
+        return _int_mm(integers[:, some], values) * scale
 
 
 def _int_mm(tokens: Tensor, values: Tensor) -> Tensor:
@@ -210,38 +212,29 @@ def _int_mm(tokens: Tensor, values: Tensor) -> Tensor:
 
 
 _FEWEST_ON_CUDA = 17  # rows; of columns and outputs it wants eights there
-_ON_CPU = (
-    torch.backends.mkldnn.is_available()
-    and getattr(
-        # Without these instructions sums of two products saturate at 16 bits.
-        torch.cpu,
-        "_is_vnni_supported",
-        lambda: False,
-    )()
-)
+# Without these instructions sums of two products saturate at 16 bits.
+_VNNI = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
+_ON_CPU = _VNNI and torch.backends.mkldnn.is_available()
 
 
-def _has_products(flat: Tensor, cols: int, outputs: int) -> bool:
-    """Whether tokens of so many numbers can be multiplied as integers where they are."""
-    if not 1 < cols <= _LONGEST or not len(flat):  # torch 2.14 sums one number wrongly
+def _has_products(tokens: Tensor, values: Tensor) -> bool:
+    """Whether tokens can be multiplied as integers by such values where they are."""
+    cols, outputs = values.shape
+    if not 1 < cols <= _LONGEST or not len(tokens):  # torch 2.14 sums one number wrongly
         return False
-    if flat.is_cuda:
+    if tokens.is_cuda:
         return cols % 8 == 0 and outputs % 8 == 0
-    return _ON_CPU and flat.device.type == "cpu"
+    return _ON_CPU and tokens.device.type == "cpu"
 
 
 def _times(flat: Tensor, matrix: Int8Matrix) -> Tensor:
     """`flat @ matrix`, `(tokens, cols)` with `(cols, outputs)`."""
-    block, values, scale = matrix.block, matrix.values, matrix.scale
-    if not _has_products(flat, *matrix.shape):
-        _check_gradients(flat)
-        return flat @ matrix.dense().to(flat.dtype)
-    if block is None:
-        return _Rounded(flat * scale.t()).times(values).to(flat.dtype)
-    rounded = _Rounded(flat)
-    output = None
-    for index, (part, of) in enumerate(zip(values.split(block), scale, strict=True)):
-        product = rounded.times(part, index * block).mul_(of)
+    if matrix.block is None:
+        return _Tokens(flat, matrix.scale.t()).times(matrix.values).to(flat.dtype)
+    tokens, output = _Tokens(flat), None
+    parts = zip(matrix.values.split(matrix.block), matrix.scale, strict=True)
+    for index, (part, scale) in enumerate(parts):
+        product = tokens.times(part, index * matrix.block).mul_(scale)
         output = product if output is None else output.add_(product)
     assert output is not None
     return output.to(flat.dtype)
@@ -249,16 +242,11 @@ def _times(flat: Tensor, matrix: Int8Matrix) -> Tensor:
 
 def _times_transposed(flat: Tensor, matrix: Int8Matrix) -> Tensor:
     """`flat @ matrix.T`, `(tokens, cols)` with `(outputs, cols)`."""
-    if not _has_products(flat, *matrix.shape[::-1]):
-        _check_gradients(flat)
-        return flat @ matrix.dense().to(flat.dtype).t()
     if matrix.block is None:
-        return _Rounded(flat).times(matrix.values.t()).mul_(matrix.scale.t()).to(flat.dtype)
+        return _Tokens(flat).times(matrix.values.t()).mul_(matrix.scale.t()).to(flat.dtype)
     # The scales stand along what is summed: they go into copies of the tokens.
-    products = [
-        _Rounded(flat * scale).times(part.t())
-        for part, scale in zip(matrix.values.split(matrix.block), matrix.scale, strict=True)
-    ]
+    parts = zip(matrix.values.split(matrix.block), matrix.scale, strict=True)
+    products = [_Tokens(flat, scale).times(part.t()) for part, scale in parts]
     return torch.cat(products, 1).to(flat.dtype)
 
 
