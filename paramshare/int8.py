@@ -32,16 +32,17 @@ def quantise(weight: Tensor, block: int | None) -> tuple[Tensor, Tensor]:
     rows of a matrix, `(ceil(rows / block), cols)`. Scales have the dtype of the weight, and values
     that float16 has as well.
     """
+    exact = weight if weight.dtype == torch.float64 else weight.float()
     if block is None:
-        largest = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True)
+        largest = exact.abs().amax(dim=tuple(range(1, exact.dim())), keepdim=True)
     else:
-        largest = torch.stack([part.abs().amax(0) for part in weight.split(block)])
-    exact = largest.float() / LARGEST
+        largest = torch.stack([part.abs().amax(0) for part in exact.split(block)])
+    scale = largest / LARGEST
     # Where float16 is coarse, up: a value too large for its scale would be cut.
-    coarse = (exact / _STEP).ceil() * _STEP
-    scale = torch.where(exact < _SUBNORMAL, coarse, exact.half().float()).to(weight.dtype)
-    rows = _spread(scale, block, len(weight)).clamp_min(torch.finfo(weight.dtype).tiny)
-    return (weight / rows).round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scale
+    coarse = (scale / _STEP).ceil() * _STEP
+    scale = torch.where(scale < _SUBNORMAL, coarse, scale.half().to(scale.dtype)).to(weight.dtype)
+    rows = _spread(scale.to(exact.dtype), block, len(exact)).clamp_min(_STEP)
+    return (exact / rows).round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scale
 
 
 def empty(weight: Tensor, block: int | None) -> tuple[Tensor, Tensor]:
@@ -180,7 +181,7 @@ class Int8Blocks(StandIn):
 class _Tokens:
     """Tokens `(tokens, cols)`, times a factor `(1, cols)` if there is one, that are multiplied by
     8-bit numbers. Once for several products, they are rounded to 8 bits themselves, each by its
-    largest number, if they can be multiplied as integers. In 32 bits and more."""
+    largest number, if they can be multiplied as integers."""
 
     def __init__(self, flat: Tensor, factor: Tensor | None = None) -> None:
         _check_gradients(flat)
@@ -200,18 +201,9 @@ class _Tokens:
             scale = largest.clamp_min(torch.finfo(torch.float32).tiny) / LARGEST
             self.rounded = (self.exact / scale).round_().to(torch.int8), scale
         integers, scale = self.rounded
-        return _int_mm(integers[:, some], values) * scale
+        return torch._int_mm(integers[:, some], values) * scale
 
 
-def _int_mm(tokens: Tensor, values: Tensor) -> Tensor:
-    """Their product, of 32 bits."""
-    missing = _FEWEST_ON_CUDA - len(tokens) if tokens.is_cuda else 0
-    if missing <= 0:
-        return torch._int_mm(tokens, values)
-    return torch._int_mm(F.pad(tokens, (0, 0, 0, missing)), values)[:-missing]
-
-
-_FEWEST_ON_CUDA = 17  # rows; of columns and outputs it wants eights there
 # Without these instructions sums of two products saturate at 16 bits.
 _VNNI = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 _ON_CPU = _VNNI and torch.backends.mkldnn.is_available()
@@ -219,12 +211,9 @@ _ON_CPU = _VNNI and torch.backends.mkldnn.is_available()
 
 def _has_products(tokens: Tensor, values: Tensor) -> bool:
     """Whether tokens can be multiplied as integers by such values where they are."""
-    cols, outputs = values.shape
-    if not 1 < cols <= _LONGEST or not len(tokens):  # torch 2.14 sums one number wrongly
-        return False
-    if tokens.is_cuda:
-        return cols % 8 == 0 and outputs % 8 == 0
-    return _ON_CPU and tokens.device.type == "cpu"
+    # Of one column torch 2.14 takes some matrices for their transposes.
+    fits = 1 < len(values) <= _LONGEST and len(tokens) > 0
+    return _ON_CPU and fits and tokens.device.type == "cpu"
 
 
 def _times(flat: Tensor, matrix: Int8Matrix) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter, is_lazy
 
 from paramshare import int8, marks
-from paramshare.derived import _members
 from paramshare.errors import ShareError
 from paramshare.int8 import Int8Matrix
 from paramshare.kinds import kind_of_class
@@ -41,21 +40,21 @@ def quantize(module: nn.Module) -> nn.Module:
     of them and the scales; in memory they keep their dtype, in which the module computes. Buffers
     stay as they are.
 
-    It computes as before, but for the rounding: in CPUs with VNNI and on CUDA the inputs of
-    products are rounded to 8 bits as well, each token by itself. Afterwards it is in eval mode, and
-    nothing in it trains.
+    It computes as before, but for the rounding: on CPUs with VNNI the inputs of products are
+    rounded to 8 bits as well, each token by itself. Afterwards it is in eval mode, and nothing in
+    it trains.
 
     Raises ShareError, the module being what it was: it is quantised already, or a part of a shared
-    module, or weights outside of it read its table; nothing in it is stored; values are not finite,
-    or too large for float16.
+    module, or weights outside of it read its table; it stores no matrices, or none yet; values are
+    not finite, or too large for float16; a layer has the name of a buffer already, or cannot change
+    its class.
     """
-    matrices = _prepare(module)
+    change = _prepare(module)
     for path, parameter in module.named_parameters():
         finite = parameter.is_meta or parameter.half().isfinite().all()
         if parameter.is_floating_point() and not finite:
             raise ShareError(f"{path} has values that are not finite, or too large for float16")
-    made = [int8.quantise(m.parameter, m.block) for m in matrices]
-    _commit(module, matrices, made)
+    change.commit([int8.quantise(parameter, kept.block) for parameter, kept in change.weights])
     for parameter in module.parameters():
         if parameter.is_floating_point():
             parameter.copy_(parameter.half())
@@ -64,8 +63,8 @@ def quantize(module: nn.Module) -> nn.Module:
 
 def restructure(module: nn.Module) -> None:
     """As `quantize`, for values that are still to be loaded."""
-    matrices = _prepare(module)
-    _commit(module, matrices, [int8.empty(m.parameter, m.block) for m in matrices])
+    change = _prepare(module)
+    change.commit([int8.empty(parameter, kept.block) for parameter, kept in change.weights])
 
 
 def quantized_paths(module: nn.Module) -> list[str]:
@@ -78,7 +77,9 @@ def narrow_names(module: nn.Module) -> set[str]:
     names: set[str] = set()
     for root in quantized_paths(module):
         for path, part in module.get_submodule(root).named_modules(prefix=root):
-            mine = [*part._parameters, *(f"{name}{SCALE}" for name in marks.int8(part))]
+            held = part._parameters.items()
+            mine = [name for name, p in held if p is not None and p.is_floating_point()]
+            mine += [f"{name}{SCALE}" for name in marks.int8(part)]
             names.update(f"{path}.{name}" if path else name for name in mine)
     return names
 
@@ -100,16 +101,37 @@ class Kept:
 
 
 @dataclass
-class _Matrix:
-    """A Parameter that is to be quantised, and who holds it."""
+class _Change:
+    """What is to be done to a module: all that can fail is done, and nothing is changed yet."""
 
-    parameter: Parameter
-    holders: list[tuple[nn.Module, str]]
-    block: int | None
+    module: nn.Module
+    weights: list[tuple[Parameter, Kept]]
+    owners: dict[nn.Module, dict[str, Kept]]
+    classes: dict[nn.Module, type[nn.Module]]
+
+    def commit(self, made: list[tuple[Tensor, Tensor]]) -> None:
+        """made: values and scales of each weight."""
+        for owner, weights in self.owners.items():
+            for name in weights:
+                del owner._parameters[name]
+        for (_, kept), buffers in zip(self.weights, made, strict=True):
+            for end, buffer in zip((VALUES, SCALE), buffers, strict=True):
+                kept.owner.register_buffer(kept.name + end, buffer)
+        for owner, weights in self.owners.items():
+            owner.__class__ = self.classes[owner]
+            owner.__dict__[marks.INT8] = weights
+            members = kind_of_class(type(owner)).members
+            if members is not None and weights:
+                members.on_derive(owner)  # type: ignore[attr-defined]
+        self.module.requires_grad_(False).eval()
+        for pool in check_whole(self.module):
+            pool.holder.kept = None
 
 
-def _prepare(module: nn.Module) -> list[_Matrix]:
+def _prepare(module: nn.Module) -> _Change:
     """Raises ShareError for what cannot be quantised."""
+    if not isinstance(module, nn.Module):
+        raise ShareError(f"{module!r} is no module")
     check_not_quantized(module)
     pools = check_whole(module)
     blocks = {}
@@ -118,22 +140,34 @@ def _prepare(module: nn.Module) -> list[_Matrix]:
         blocks[table] = _block_of_table(table, pools)
         if pool.projection is not None:
             blocks[pool.projection] = len(pool.projection)  # one block: a scale a column
-    found: dict[Parameter, _Matrix] = {}
-    for owner in module.modules():
+    found: dict[Parameter, Kept] = {}
+    owners: dict[nn.Module, dict[str, Kept]] = {module: {}}
+    for path, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
-            if parameter is None or is_lazy(parameter) or not parameter.is_floating_point():
+            if is_lazy(parameter):
+                raise ShareError(f"{path}.{name} has no shape yet: call the module once")
+            if parameter is None or not parameter.is_floating_point():
                 continue
             if sum(size > 1 for size in parameter.shape) > 1:
-                matrix = _Matrix(parameter, [], blocks.get(parameter))
-                found.setdefault(parameter, matrix).holders.append((owner, name))
-    if any(reader not in pools for p in found for reader in readers(p)):
+                kept = found.setdefault(parameter, Kept(owner, name, blocks.get(parameter)))
+                owners.setdefault(owner, {})[name] = kept
+                if any(hasattr(kept.owner, kept.name + end) for end in (VALUES, SCALE)):
+                    raise ShareError(f"{path} has {name}{VALUES} or {name}{SCALE} of its own")
+    if any(reader not in pools for parameter in found for reader in readers(parameter)):
         raise ShareError(
             f"weights outside of this {type(module).__name__} are read from its table; quantise "
             "the module that holds them as well"
         )
     if not found:
         raise ShareError(f"this {type(module).__name__} stores no matrices")
-    return list(found.values())
+    try:
+        classes = {
+            owner: _quantized_class(type(owner), tuple(weights), owner is module)
+            for owner, weights in owners.items()
+        }
+    except Exception as error:
+        raise ShareError(f"this {type(module).__name__} cannot be quantised: {error}") from None
+    return _Change(module, list(found.items()), owners, classes)
 
 
 def _block_of_table(table: Parameter, pools: list[Pool]) -> int | None:
@@ -147,28 +181,6 @@ def _block_of_table(table: Parameter, pools: list[Pool]) -> int | None:
     ]
     block = gcd(*lengths)
     return None if not lengths else block if block >= _SMALLEST_BLOCK else len(table)
-
-
-def _commit(module: nn.Module, matrices: list[_Matrix], made: list[tuple[Tensor, Tensor]]) -> None:
-    new: dict[nn.Module, dict[str, Kept]] = {module: {}}
-    for matrix, buffers in zip(matrices, made, strict=True):
-        first, name = matrix.holders[0]
-        kept = Kept(first, name, matrix.block)
-        for owner, held_as in matrix.holders:
-            del owner._parameters[held_as]
-            new.setdefault(owner, {})[held_as] = kept
-        for end, buffer in zip((VALUES, SCALE), buffers, strict=True):
-            first.register_buffer(name + end, buffer)
-    for owner, weights in new.items():
-        owner.__class__ = _quantized_class(type(owner), tuple(weights), owner is module)
-        owner.__dict__[marks.INT8] = weights
-        members = kind_of_class(type(owner)).members
-        if members is not None and weights:
-            members.on_derive(owner)  # type: ignore[attr-defined]
-    module.requires_grad_(False).eval()
-    for part in module.modules():
-        if isinstance(part, Pool):
-            part.holder.kept = None
 
 
 # ---------------------------------------------------------------------- classes
@@ -209,12 +221,12 @@ def _make_class(base: type[nn.Module], names: tuple[str, ...], whole: bool) -> t
         marks.QUANTIZED: whole,
         **{name: _weight_property(name, base) for name in names},
     }
-    if names:
-        body.update(_members(base))
     if whole:
         body["train"] = train
+    members = kind_of_class(base).members
+    bases = (members, base) if names and members is not None else (base,)
     metaclass: Any = type(base)
-    made = metaclass(base.__name__, (base,), body)
+    made = metaclass(base.__name__, bases, body)
     return made
 
 

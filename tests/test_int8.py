@@ -60,6 +60,9 @@ def test_scales_that_float16_has_no_room_for() -> None:
     values, scale = quantise(torch.tensor([[0.0, 0.0], [1e-9, -1e-9]]), None)
     assert values[0].eq(0).all()
     assert (values * scale).abs().max() < 1e-7
+    weight = torch.tensor([[1e-4, 3e-5]]).half()
+    values, scale = quantise(weight, None)
+    assert (values.double() * scale.double() - weight.double()).abs().max() < 1e-6
     values, scale = quantise(draw(3, 4, 5), None)  # of tensors one a first index
     assert scale.shape == (3, 1, 1)
 

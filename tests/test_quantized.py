@@ -349,6 +349,16 @@ def _large(module: nn.Module) -> nn.Module:
     return module
 
 
+def _named(module: nn.Module) -> nn.Module:
+    module.lift.weight_scale = 3
+    return module
+
+
+def _lazy(module: nn.Module) -> nn.Module:
+    module.late = nn.LazyLinear(3)
+    return module
+
+
 def _others_read_the_table(module: nn.Module) -> nn.Module:
     module.other = made("Chain", "plain")
     module.other[0].weight = module.embedding.weight
@@ -360,6 +370,10 @@ def _others_read_the_table(module: nn.Module) -> nn.Module:
     [
         (_infinite, "lift.weight has values that are not finite"),
         (_large, "lift.bias has values that are .* too large for float16"),
+        (_named, "lift has weight_int8 or weight_scale of its own"),
+        (_lazy, "late.weight has no shape yet"),
+        (_others_read_the_table, "weights outside of this Chain are read"),
+        (lambda module: "module", "'module' is no module"),
         (lambda module: module.blocks[0], "a part of a shared module"),
         (lambda module: module.embedding, "weights outside of this Embedding are read"),
         (lambda module: nn.LayerNorm(3), "this LayerNorm stores no matrices"),

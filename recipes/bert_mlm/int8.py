@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from options import NEEDED
 from script import check_installed, parser, run_script
+from stages import UserError
 from texts import examples
 
 BATCH = 64
@@ -67,7 +68,7 @@ def logits(model: Any, texts: list[Any], collator: Any) -> Any:
 
 
 def judge(folder: Path, data: examples.Data) -> None:
-    """Prints a table."""
+    """Prints a table. UserError."""
     # Not at the top of the file, so that --help and check_installed need nothing installed.
     import numpy as np
     import training
@@ -79,6 +80,12 @@ def judge(folder: Path, data: examples.Data) -> None:
     from paramshare.report import count_bytes
 
     model = load_classifier(folder).eval()
+    own = [model.config.id2label[number] for number in range(model.config.num_labels)]
+    if data.names is not None and own != data.names:
+        raise UserError(
+            f"{folder} knows the labels {', '.join(own)}, the data has {', '.join(data.names)}: "
+            "give the data that it was finetuned on"
+        )
     tokenizer = load_tokenizer(folder)
     length = training.choose_length(None, longest_input(model, tokenizer))
     collator = Collator(tokenizer, length, data.names is None)

@@ -39,6 +39,9 @@ of_labels, of_sentences, teaching = load(
 )
 
 
+(eight_bits,) = load("bert_mlm", "int8")
+
+
 @pytest.fixture(autouse=True)
 def _scripts_find_their_modules() -> Iterator[None]:
     with within("bert_mlm"):
@@ -432,6 +435,24 @@ def test_evaluation_of_two_models(model, data, tmp_path) -> None:
     for line in ("masked tokens: loss", "SimLex-999: Spearman, table", "probe of layer 2"):
         assert line in done.stdout
     assert "+1.000" in done.stdout or "+0.000" in done.stdout  # or all layers are as good
+
+
+def test_classifiers_of_8_bits(model, teacher, tokenizer, data, tmp_path, capsys) -> None:
+    arguments = [str(x) for x in (teacher, *files(data, "train", "dev", "test"))]
+    assert eight_bits.main(arguments) == 0
+    title, *table = capsys.readouterr().out.strip().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert title == str(teacher)
+    assert cells[0][1] == "stored, MB"
+    assert [row[0] for row in cells[2:]] == ["float32", "int8", "generated"]
+    sizes = [float(row[1]) for row in cells[2:]]
+    assert sizes[1] < sizes[0] == sizes[2]
+    for exact, found in zip(cells[2][2::3], cells[3][2::3], strict=True):
+        assert abs(float(exact) - float(found)) < 10
+    assert all(0.99 < float(cell) <= 1 for row in cells[2:] for cell in row[4::3])
+    other = classifier(model, tokenizer, tmp_path / "other", ["bad", "good"])
+    message = refused(capsys, eight_bits, other, *files(data, "train", "dev"))
+    assert "knows the labels bad, good, the data has 0, 1" in message
 
 
 def load_encoder(folder: Path) -> Any:
