@@ -37,6 +37,7 @@ class _Tiles(torch.autograd.Function):
             if output is None:
                 output = rows.new_empty(len(rows), len(table_blocks), rows.shape[1])
             output[:, index] = rows
+            del rows  # before the next ones are made
         assert output is not None
         return output
 

@@ -23,15 +23,19 @@ class _Last:
     """The input that was reduced last, and what became of it; nothing once that input is gone."""
 
     def __init__(self, input: Tensor, reduced: Tensor, group: int) -> None:
-        self.input = weakref.ref(input, self._forget)
+        this = weakref.ref(self)  # a method of its own would be a cycle, which lives on
+
+        def forget(_: Any) -> None:
+            last = this()
+            if last is not None:
+                last.reduced = last.copy = None
+
+        self.input = weakref.ref(input, forget)
         self.mark = _mark(input)
         # Inference tensors do not say whether they were written to.
         self.copy = input.clone() if input.is_inference() else None
         self.reduced: Tensor | None = reduced
         self.group = group
-
-    def _forget(self, gone: Any) -> None:
-        self.reduced = self.copy = None
 
     def serves(self, input: Tensor, blocks: int, cols: int) -> bool:
         return (
@@ -57,7 +61,8 @@ def reduced_input(
     last = look_up(frame, _WHAT, device)
     if last is not None and last.serves(input, blocks, cols):
         return last.reduced[:, :blocks], last.group
-    drop_reduced(frame, device)  # before the next one is made: there is never more than one
+    del last  # before the next one is made: there is never more than one
+    drop_reduced(frame, device)
     reduced = reduce(input, table_blocks)
     put(frame, _WHAT, device, _Last(input, reduced, group))
     return reduced, None

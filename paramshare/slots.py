@@ -117,9 +117,6 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
     parameter = owner._parameters.get(name)
     if parameter is None:
         raise ShareError(f"{path} is no Parameter of this {type(module).__name__}")
-    parent = module.get_submodule(owner_path.rpartition(".")[0])
-    child = f"{owner_path.rpartition('.')[2]}.{name}"
-    called = name == "weight" and original_class(type(owner)).forward is nn.Linear.forward
     layer_path, weight = _weight_of(owner_path, owner, name)
     layer = module.get_submodule(layer_path)
     kind = kind_of(layer)
@@ -136,9 +133,20 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
         rows=rows,
         cols=prod(parameter.shape[:-1] if out_last else parameter.shape[1:]),
         out_last=out_last,
-        called=called and child not in kind_of(parent).reads,
+        called=is_called(module, path),
         normed=weight != name,
     )
+
+
+def is_called(module: nn.Module, path: str) -> bool:
+    """Whether the owner of the weight at `path` applies it by `nn.Linear.forward`, and nobody
+    above reads it by itself."""
+    owner_path, _, name = path.rpartition(".")
+    parent_path, _, owner_name = owner_path.rpartition(".")
+    owner = original_class(type(module.get_submodule(owner_path)))
+    reads = kind_of(module.get_submodule(parent_path)).reads
+    called = name == "weight" and owner.forward is nn.Linear.forward
+    return called and f"{owner_name}.{name}" not in reads
 
 
 def _weight_names(owner: nn.Module) -> list[str]:
