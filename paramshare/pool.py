@@ -162,10 +162,11 @@ class Pool(nn.Module):
             output = output if self.scale is None else output * self.scale[index]
             return complete(output, input, projection_bias, group.rows, bias)
         blocks = self._table_blocks(frame, group.cols, group.blocks)
-        reduced, first = reduced_input(frame, input, blocks, index, self._device)
-        if first is not None:
-            self.same_input.add((first, index))
-        return expand(reduced, input, projection, projection_bias, group.rows, bias)
+        reduced = reduced_input(frame, input, blocks, index, self._device)
+        if reduced.first is not None:
+            self.same_input.add((reduced.first, index))
+        with reduced.saving:
+            return expand(reduced.tensor, input, projection, projection_bias, group.rows, bias)
 
     def lifted_table(self) -> LiftedTable:
         """What the embedding's weight was, where it is factorised: `(tokens, width)`."""
