@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from paramshare import derived, marks
 from paramshare.costs import cost, generation, kept_numbers
 from paramshare.errors import ShareError
+from paramshare.held import weights_in
 from paramshare.operations import Tokens, call, evaluating, operation_counter
 from paramshare.plan import possible_executions
 from paramshare.pool import Pool
 from paramshare.sharing import check_whole, named_pools
-from paramshare.slots import is_called
+from paramshare.slots import is_linear
 from paramshare.trace import Allocations
 
 Key = tuple[Pool, int]  # a group
+_MATERIALIZED = ("materialized",)
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def prepare_for_inference(
     weights giving zeros, to see what they are applied to and which memory the rest takes.
 
     The choice is for calls of that size without gradients; prepare for decoding with what one step
-    is called with. Weights that their owners read by themselves (attention, recurrent modules)
-    stay materialized.
+    is called with. Weights that are read in it, and not applied by `nn.Linear.forward`
+    (attention, recurrent modules), stay materialized.
 
     Raises ShareError, the module being what it was: nothing is shared, the call fails, or no choice
     fits the budget.
@@ -96,14 +98,18 @@ def prepare_for_inference(
 
 def _groups(module: nn.Module) -> dict[Key, tuple[str, tuple[str, ...]]]:
     """Name and possible executions of each group, with the one first that keeps nothing."""
+    read = {
+        (source.pool, source.group)
+        for owner in module.modules()
+        for name, source in marks.sources(owner).items()
+        if not is_linear(owner, name)
+    }
     found = {}
     for path, pool in named_pools(module):
-        root = module.get_submodule(path)
         for index, group in enumerate(pool.plan.groups):
-            called = all(is_called(root, slot) for slot in group.slots)
-            possible = possible_executions(group.layout, pool.plan.virtual) if called else ()
+            possible = possible_executions(group.layout, pool.plan.virtual)
             name = f"{path}.{group.name}" if path else group.name
-            found[pool, index] = name, tuple(reversed(possible)) or ("materialized",)
+            found[pool, index] = name, _MATERIALIZED if (pool, index) in read else possible[::-1]
     return found
 
 
@@ -178,7 +184,13 @@ def _record(
 
     choices = (key for key, (_, possible) in groups.items() if len(possible) > 1)
     with evaluating(module), _replaced(module, {key: stand_in(key) for key in choices}):
-        call(module, tokens)  # generates what is not up to choice
+        call(module, tokens)  # generates what is read, which is not up to choice
+        kept = {pool: pool.holder.kept or {} for pool, _ in groups}
+        read = {(pool, index) for pool, frame in kept.items() for index, *_ in weights_in(frame)}
+        groups = {
+            key: (name, _MATERIALIZED if key in read else possible)
+            for key, (name, possible) in groups.items()
+        }
         moments.clear()
         inputs.clear()
         with counter, trace:

@@ -133,20 +133,23 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
         rows=rows,
         cols=prod(parameter.shape[:-1] if out_last else parameter.shape[1:]),
         out_last=out_last,
-        called=is_called(module, path),
+        called=_is_called(module, path),
         normed=weight != name,
     )
 
 
-def is_called(module: nn.Module, path: str) -> bool:
-    """Whether the owner of the weight at `path` applies it by `nn.Linear.forward`, and nobody
-    above reads it by itself."""
+def is_linear(owner: nn.Module, name: str) -> bool:
+    """Whether the owner, when it is called, applies the weight by `nn.Linear.forward`."""
+    return name == "weight" and original_class(type(owner)).forward is nn.Linear.forward
+
+
+def _is_called(module: nn.Module, path: str) -> bool:
+    """Whether the owner of the weight at `path` applies it so, and nobody above reads it."""
     owner_path, _, name = path.rpartition(".")
     parent_path, _, owner_name = owner_path.rpartition(".")
-    owner = original_class(type(module.get_submodule(owner_path)))
     reads = kind_of(module.get_submodule(parent_path)).reads
-    called = name == "weight" and owner.forward is nn.Linear.forward
-    return called and f"{owner_name}.{name}" not in reads
+    read = f"{owner_name}.{name}" in reads
+    return is_linear(module.get_submodule(owner_path), name) and not read
 
 
 def _weight_names(owner: nn.Module) -> list[str]:
