@@ -267,39 +267,61 @@ def _predict(record: _Record, executions: dict[Key, str]) -> Prepared:
 
 
 def _choose(record: _Record, memory_budget: int | None) -> dict[Key, str]:
-    """The fewest operations, and of equal ones the fewest bytes, within the budget."""
-    chosen = {key: possible[0] for key, (_, possible) in record.groups.items()}
-    here = _predict(record, chosen)
+    """The fewest operations within the budget; materialized where others take no fewer."""
     moves = list(_moves(record))
-    while True:
-        better = []
-        for move in moves:
+    chosen = _fewest_operations(record, moves, dict.fromkeys(record.groups, "materialized"), None)
+    here = _predict(record, chosen)
+    if memory_budget is None:
+        return chosen
+    while here.peak_bytes > memory_budget:
+        prices = []
+        for place, move in enumerate(moves):
             there = _predict(record, {**chosen, **move})
-            if (there.operations, there.peak_bytes) < (here.operations, here.peak_bytes):
-                better.append((there.operations, there.peak_bytes, move))
-        if not better:
-            break
-        chosen.update(min(better, key=lambda found: found[:2])[2])
-        here = _predict(record, chosen)
-    least = here.peak_bytes
-    while memory_budget is not None and here.peak_bytes > memory_budget:
-        smaller = []
-        for move in moves:
-            there = _predict(record, {**chosen, **move})
-            # One weight less that is kept need not lower the peak, but brings it nearer.
-            saved = here.peak_bytes - there.peak_bytes + here.kept_bytes - there.kept_bytes
-            if saved > 0 and there.peak_bytes <= here.peak_bytes:
-                smaller.append(((there.operations - here.operations) / saved, move))
-        if not smaller:
+            if _saves(there, here):
+                prices.append((_price(there, here), place))
+        if not prices:
             raise ShareError(
                 f"memory_budget={memory_budget:,} bytes is too small: a call takes "
-                f"{least:,} at least, of which {here.stored_bytes:,} are what is stored; give "
-                "fewer tokens at a time"
+                f"{here.peak_bytes:,} at least, of which {here.stored_bytes:,} are what is "
+                "stored; give fewer tokens at a time"
             )
-        chosen.update(min(smaller, key=lambda found: found[0])[1])
-        here = _predict(record, chosen)
-        least = here.peak_bytes
+        for _, place in sorted(prices):
+            there = _predict(record, {**chosen, **moves[place]})
+            if here.peak_bytes > memory_budget and _saves(there, here):
+                chosen, here = {**chosen, **moves[place]}, there
+    return _fewest_operations(record, moves, chosen, memory_budget)
+
+
+def _fewest_operations(
+    record: _Record,
+    moves: list[dict[Key, str]],
+    chosen: dict[Key, str],
+    memory_budget: int | None,
+) -> dict[Key, str]:
+    """Makes moves as long as one saves operations, and the peak stays within the budget."""
+    here = _predict(record, chosen)
+    changed = True
+    while changed:
+        changed = False
+        best_first = sorted(moves, key=lambda move: _predict(record, {**chosen, **move}).operations)
+        for move in best_first:
+            there = _predict(record, {**chosen, **move})
+            fits = memory_budget is None or there.peak_bytes <= memory_budget
+            if fits and there.operations < here.operations:
+                chosen, here, changed = {**chosen, **move}, there, True
     return chosen
+
+
+def _saves(there: Prepared, here: Prepared) -> bool:
+    """Whether it takes less memory. One weight less that is kept need not lower the peak, but
+    brings it nearer."""
+    return (there.peak_bytes, there.kept_bytes) < (here.peak_bytes, here.kept_bytes)
+
+
+def _price(there: Prepared, here: Prepared) -> float:
+    """Operations for each byte that is saved."""
+    saved = here.peak_bytes - there.peak_bytes + max(here.kept_bytes - there.kept_bytes, 0)
+    return (there.operations - here.operations) / saved
 
 
 def _moves(record: _Record) -> Iterable[dict[Key, str]]:
