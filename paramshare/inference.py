@@ -78,22 +78,25 @@ def prepare_for_inference(
     Raises ShareError, the module being what it was: nothing is shared, the call fails, or no choice
     fits the budget.
     """
-    if not check_whole(module):
-        raise ShareError(f"nothing in this {type(module).__name__} is shared")
-    groups = _groups(module)
-    before = {key: key[0].plan.groups[key[1]].execution for key in groups}
-    try:
-        _set(module, {key: possible[0] for key, (_, possible) in groups.items()})
-        record = _record(module, groups, tokens)
-        chosen = _choose(record, memory_budget)
-    except BaseException:
-        _set(module, before)
-        raise
+    record = _record(module, tokens)
+    chosen = _choose(record, memory_budget)
     _set(module, chosen)
     module.eval()
     prepared = _predict(record, chosen)
     print(prepared)
     return prepared
+
+
+def predict(module: nn.Module, tokens: Tokens = 128) -> Prepared:
+    """What a call takes with the executions as they are; see `prepare_for_inference`. Weights that
+    are read and not applied are taken as materialized. Raises ShareError."""
+    record = _record(module, tokens)
+    executions = {
+        key: pool.plan.groups[index].execution if len(record.groups[key][1]) > 1 else "materialized"
+        for key in record.groups
+        for pool, index in [key]
+    }
+    return _predict(record, executions)
 
 
 def _groups(module: nn.Module) -> dict[Key, tuple[str, tuple[str, ...]]]:
@@ -155,7 +158,20 @@ class _Record:
     stored: int
 
 
-def _record(
+def _record(module: nn.Module, tokens: Tokens) -> _Record:
+    """Calls the module, in which nothing is materialized meanwhile but what is read."""
+    if not check_whole(module):
+        raise ShareError(f"nothing in this {type(module).__name__} is shared")
+    groups = _groups(module)
+    before = {key: key[0].plan.groups[key[1]].execution for key in groups}
+    try:
+        _set(module, {key: possible[0] for key, (_, possible) in groups.items()})
+        return _watch(module, groups, tokens)
+    finally:
+        _set(module, before)
+
+
+def _watch(
     module: nn.Module, groups: dict[Key, tuple[str, tuple[str, ...]]], tokens: Tokens
 ) -> _Record:
     trace, counter = Allocations(), operation_counter()

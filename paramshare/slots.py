@@ -225,9 +225,17 @@ def _length(module: nn.Module) -> int:
 
 
 def _is_deep(stack: nn.Module) -> bool:
-    """Whether a stack's layers are more than single known layers, as those of an nn.LSTM are."""
+    """Whether a stack's layers are more than single known layers, as those of an nn.LSTM are, and
+    more than norms."""
     return kind_of(stack).layers is not None or any(
-        not kind_of(child).weights or kind_of(child).layers for child in stack.children()
+        (not kind_of(child).weights or kind_of(child).layers) and _has_matrices(child)
+        for child in stack.children()
+    )
+
+
+def _has_matrices(module: nn.Module) -> bool:
+    return any(parameter.dim() >= 2 for parameter in module.parameters()) or any(
+        sources(part) for part in module.modules()
     )
 
 
