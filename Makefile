@@ -1,5 +1,6 @@
 # make demo: everything from nothing to two trained translation models and their comparison.
 # make test: everything from nothing to the test suite.
+# make bench: everything from nothing to benchmarks/README.md's tables; wants an idle machine.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +8,7 @@ DEMO_MINUTES ?= 5
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: test lint demo
+.PHONY: test lint demo bench
 
 test: lint
 	$(BIN)/python -m pytest
@@ -19,6 +20,9 @@ lint: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python recipes/iwslt15_envi/demo.py --minutes $(DEMO_MINUTES)
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/bench.py
 
 # fairseq is compiled here. Without build isolation it uses the torch that is installed already
 # instead of fetching another one; so torch and what the compilation needs come first.

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
-from rivals import take_turns
 from torch import nn
+from turns import take_turns
 
 from paramshare import materialize
 from paramshare.report import count_parameters
@@ -87,7 +88,7 @@ def main() -> None:
         }
         assert rivals["shared"]() == rivals["plain"]()
         print(state)
-        ratio = take_turns(rivals, "plain", args.rounds)["shared"]
+        ratio = median(take_turns(rivals, "plain", args.rounds)["shared"])
         print(f"{state}: speed of shared / plain, median {1 / ratio:.3f}\n")
         for model in (shared, plain):
             model.make_generation_fast_()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from statistics import median
 
 import torch
-from rivals import floor, take_turns, training_step
 from torch import Tensor, nn
+from turns import floor, take_turns, training_step
 
 from paramshare import share_from_embedding
 
@@ -55,7 +56,7 @@ def main() -> None:
 
     tokens = torch.randint(0, TOKENS, (args.batch, args.length))
     rivals = {"shared": training_step(shared, tokens), "reused": training_step(reused, tokens)}
-    measured = take_turns(rivals, "reused", args.rounds)["shared"]
+    measured = median(take_turns(rivals, "reused", args.rounds)["shared"])
     print(f"\nforward + backward at {args.batch} x {args.length} tokens, shared / reused")
     print(f"floor from the operations {floor(sharing.plan, tokens.numel()):.3f}, ", end="")
     print(f"median {measured:.3f}")

@@ -16,8 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,6 +24,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from turns import take_turns
 
 from paramshare import int8, quantize, quantized, save_model
 from paramshare.int8 import Int8Blocks, Int8Matrix
@@ -81,28 +81,6 @@ def stored(model: nn.Module) -> int:
         return os.path.getsize(Path(folder, "model"))
 
 
-def take_turns(models: dict[str, nn.Module], tokens: Tensor, rounds: int) -> dict[str, float]:
-    """The median of each one's time as a ratio to the first one's."""
-
-    def seconds(work: Callable[[Tensor], object], repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            work(tokens)
-        return (time.perf_counter() - start) / repeats
-
-    repeats = {}
-    for name, model in models.items():
-        model(tokens)
-        repeats[name] = 1 + int(0.1 / seconds(model, 1))
-    ratios: dict[str, list[float]] = {name: [] for name in models}
-    for n in range(rounds):
-        order = list(models) if n % 2 == 0 else list(models)[::-1]
-        took = {name: seconds(models[name], repeats[name]) for name in order}
-        for name, history in ratios.items():
-            history.append(took[name] / took[FLOAT])
-    return {name: median(history) for name, history in ratios.items()}
-
-
 def change(expected: Tensor, found: Tensor) -> tuple[float, float, float]:
     """Of vectors in the last dimension: mean and least cosine, and largest relative change."""
     expected, found = expected.flatten(0, -2), found.flatten(0, -2)
@@ -140,7 +118,9 @@ def main() -> None:
         times = {}
         for shape in args.shapes:
             tokens = torch.randint(0, config.vocab_size, tuple(map(int, shape.split("x"))))
-            times[shape] = take_turns(models, tokens, args.rounds)
+            rivals = {name: partial(each, tokens) for name, each in models.items()}
+            ratios = take_turns(rivals, FLOAT, args.rounds)
+            times[shape] = {FLOAT: 1.0, **{name: median(found) for name, found in ratios.items()}}
         hidden = {name: each(tokens)[0] for name, each in models.items()}
         logits = {
             name: heads[name](x, models[name].embeddings.tokens.weight)

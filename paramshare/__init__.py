@@ -2,7 +2,9 @@
 
 from paramshare.checkpoint import load_model, save_model
 from paramshare.errors import ShareError
+from paramshare.inference import prepare_for_inference
 from paramshare.kinds import register_kind
+from paramshare.operations import flops
 from paramshare.plan import SharingPlan
 from paramshare.quantized import quantize
 from paramshare.report import Sharing
@@ -14,8 +16,10 @@ __all__ = [
     "ShareError",
     "Sharing",
     "SharingPlan",
+    "flops",
     "load_model",
     "materialize",
+    "prepare_for_inference",
     "quantize",
     "register_kind",
     "save_model",

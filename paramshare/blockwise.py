@@ -30,6 +30,7 @@ def _products(input: Tensor, table_blocks: Any, projection: Any) -> Tensor:
         if output is None:
             output = rows.new_empty(len(rows), len(table_blocks), rows.shape[1])
         output[:, index] = rows
+        del rows  # before the next ones are made
     assert output is not None
     return output
 

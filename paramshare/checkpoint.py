@@ -68,7 +68,8 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Raises ShareError, the module being what it was: no such file, a file that is damaged or
     without a plan, another plan (the first difference is named), tensors missing, unexpected or
-    of another shape; `module` is quantised and the file is not; and for a part of a shared module.
+    of another shape; `module` is quantised and the file is not; a buffer on the meta device that no
+    file holds; and for a part of a shared module.
     """
     path = Path(path)
     check_whole(module)
@@ -81,6 +82,7 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
                 _check_tensors(_tried(module, plans, narrowed, path), [], tied, shapes, path)
             else:
                 _check_tensors(module, rewrites, tied, shapes, path)
+            _check_buffers(module, path)
             tensors = {name: file.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError) as error:
         raise ShareError(f"{path} cannot be read: {error}") from None
@@ -211,6 +213,17 @@ def _check_tensors(
         if shape != expected[name]:
             raise ShareError(
                 f"{path}: {name} is {shape} in the file, {expected[name]} in the module"
+            )
+
+
+def _check_buffers(module: nn.Module, path: Path) -> None:
+    """Buffers that are in no state_dict need their values already."""
+    in_files = set(module.state_dict())
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        if buffer.is_meta and name not in in_files:
+            raise ShareError(
+                f"{path}: no file holds the buffer {name} (it is not persistent), and on the meta "
+                "device it has no values: build the module elsewhere, or set it before loading"
             )
 
 

@@ -63,6 +63,13 @@ def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None
         members.on_derive(module)  # type: ignore[attr-defined]
 
 
+def refresh(module: nn.Module) -> None:
+    """Makes the module apply its derived weights by what their groups' executions are now. Raises
+    ShareError where something else has changed its class."""
+    check_restore(module)
+    _set(module, sources(module), pools(module))
+
+
 def check_derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
     """Raises ShareError unless `derive` with the same arguments will succeed."""
     if original_class(type(module)) is not type(module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +18,46 @@ def reduce(input: Tensor, table_blocks: Tensor | Int8Blocks) -> Tensor:
     input `(..., cols)`, table_blocks `(blocks, cols, features)`; `blocks * cols * features`
     multiply-adds a token.
     """
-    blocks, cols, features = table_blocks.shape
-    flat = input.reshape(-1, cols)
+    flat = input.reshape(-1, table_blocks.shape[1])
     if isinstance(table_blocks, Int8Blocks):
         return table_blocks.reduce(flat)
-    # bmm and not matmul, which would copy the table to fold its blocks into one product. The copy
-    # is of the smallest tensor that there is; a product for each block, written to where the next
-    # one wants it, copies nothing but takes twice the time for one token.
-    reduced = torch.bmm(flat.expand(blocks, -1, -1), table_blocks)
-    return reduced.transpose(0, 1).contiguous()
+    return _Reduce.apply(flat, table_blocks)
+
+
+class _Reduce(torch.autograd.Function):
+    """Its gradient is summed up block by block: autograd by itself would make it of all blocks,
+    `blocks` times as large as the input, and add these then."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: Tensor, table_blocks: Tensor) -> Tensor:
+        # bmm and not matmul, which would copy the table to fold its blocks into one product. The
+        # copy is of the smallest tensor that there is; a product for each block, written to where
+        # the next one wants it, copies nothing but takes twice the time for one token.
+        reduced = torch.bmm(input.expand(len(table_blocks), -1, -1), table_blocks)
+        return reduced.transpose(0, 1).contiguous()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        input, table_blocks = ctx.saved_tensors
+        to_input = to_blocks = None
+        # Narrower than these where the product was made under autocast, which is over by now.
+        dtype = gradient.dtype
+        if ctx.needs_input_grad[0]:
+            parts = zip(gradient.unbind(1), table_blocks.to(dtype).mT.unbind(), strict=True)
+            to_input = torch.mm(*next(parts))
+            for rows, block in parts:
+                to_input.addmm_(rows, block)
+            to_input = to_input.to(input.dtype)
+        if ctx.needs_input_grad[1]:
+            transposed = input.to(dtype).t().expand(len(table_blocks), -1, -1)
+            to_blocks = torch.bmm(transposed, gradient.transpose(0, 1)).to(table_blocks.dtype)
+        return to_input, to_blocks
 
 
 def expand(

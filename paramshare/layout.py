@@ -60,7 +60,8 @@ def read(part: Tensor, rows: int, cols: int, layout: str, blocks: int) -> Tensor
     Column layout: a view where `part` is contiguous. The others copy rows * cols numbers.
     """
     if layout == "aligned":
-        return rearrange(part[:, : blocks * cols], "g (q i) -> (q g) i", q=blocks)[:rows]
+        weight = rearrange(part[:, : blocks * cols], "g (q i) -> (q g) i", q=blocks)[:rows]
+        return weight.contiguous()  # a column of one block is a view of all its tokens
     if layout == "column":
         return part.reshape(-1)[: rows * cols].view(rows, cols)
     return rearrange(part, "g e -> (e g)")[: rows * cols].view(cols, rows).t()

@@ -31,6 +31,10 @@ class Group:
     execution: str = field(compare=False, default="materialized")
     spread: float | None = field(compare=False, default=None)  # that init="match" gives
 
+    def tokens_read(self, tokens: int) -> int:
+        """How many of the first tokens the weight's numbers stand in."""
+        return self.blocks * self.cols if self.layout == "aligned" else tokens
+
     def wasted(self, tokens: int) -> int:
         """Numbers in the columns that the weight does not use: delta of the paper."""
         return self.columns * tokens - self.rows * self.cols
@@ -199,7 +203,7 @@ def make_plan(
     )
 
 
-def factored_operations(rows: int, cols: int, columns: int, blocks: int, features: int) -> int:
+def factored_operations(cols: int, columns: int, blocks: int, features: int) -> int:
     """Multiply-adds a token of the factored product; the dense one needs rows * cols."""
     return features * (blocks * cols + blocks * columns)
 
@@ -217,7 +221,7 @@ def choose_execution(
     `"auto"`."""
     rows, cols = slots[0].rows, slots[0].cols
     if execution == "auto":
-        wins = factored_operations(rows, cols, columns, blocks, features) < rows * cols
+        wins = factored_operations(cols, columns, blocks, features) < rows * cols
         execution = "factored" if wins else "materialized"
     called = all(slot.called for slot in slots)
     return (

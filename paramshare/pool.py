@@ -163,10 +163,11 @@ class Pool(nn.Module):
             output = output if self.scale is None else output * self.scale[index]
             return complete(output, input, projection_bias, group.rows, bias)
         blocks = self._table_blocks(frame, group.cols, group.blocks)
-        reduced, first = reduced_input(frame, input, blocks, index, self._device)
-        if first is not None:
-            self.same_input.add((first, index))
-        return expand(reduced, input, projection, projection_bias, group.rows, bias)
+        reduced = reduced_input(frame, input, blocks, index, self._device)
+        if reduced.first is not None:
+            self.same_input.add((reduced.first, index))
+        with reduced.saving:
+            return expand(reduced.tensor, input, projection, projection_bias, group.rows, bias)
 
     def lifted_table(self) -> LiftedTable:
         """What the embedding's weight was, where it is factorised: `(tokens, width)`."""
@@ -189,9 +190,14 @@ class Pool(nn.Module):
                     if group.execution == "materialized"
                     and look_up_weight(frame, index, self._device)[0] is None
                 ]
-                weights = self._generate(missing, frame) if missing else []
-                for index, weight in zip(missing, weights, strict=True):
-                    put_weight(frame, index, self._device, weight)
+                if torch.is_grad_enabled() and missing:
+                    parts = [missing]  # by one product, which has one in backward, too
+                else:
+                    parts = [[index] for index in missing]  # their columns do not exist together
+                for indices in parts:
+                    weights = self._generate(indices, frame)
+                    for index, weight in zip(indices, weights, strict=True):
+                        put_weight(frame, index, self._device, weight)
             self.holder.running = frame
         return outer
 
@@ -341,15 +347,20 @@ class Pool(nn.Module):
     def _derive(self, indices: list[int], frame: Frame) -> list[Tensor]:
         groups = [self.plan.groups[index] for index in indices]
         parts = [self._parts(frame)[index] for index in indices]
+        tokens = self.plan.tokens
+        if len(groups) == 1 and not torch.is_grad_enabled():
+            # Backward would pad the gradient to the whole table.
+            tokens = groups[0].tokens_read(tokens)
         if self.projection is None:
             # A copy: what is read must not be the table itself, where somebody may write into it.
-            columns = [part.t().contiguous() for part, _ in parts]
+            columns = [part[:tokens].t().contiguous() for part, _ in parts]
         else:
             projection = torch.cat([part for part, _ in parts], dim=1)
             biases = [bias for _, bias in parts if bias is not None]
             bias = torch.cat(biases) if biases else None
             _check_size(self.embedding, self.plan)
-            table = table_of(self.embedding)
+            table: Tensor = table_of(self.embedding)
+            table = table if tokens == self.plan.tokens else table[:tokens]
             virtual = virtual_columns(table, projection, bias, self.plan.table_gradient)
             # One split: N slices would allocate N gradients of the whole in backward.
             columns = list(virtual.split([group.columns for group in groups]))

@@ -22,6 +22,7 @@ from paramshare import int8, marks
 from paramshare.errors import ShareError
 from paramshare.int8 import Int8Matrix
 from paramshare.kinds import kind_of_class
+from paramshare.plan import possible_executions
 from paramshare.pool import Pool, readers, table_of
 from paramshare.sharing import check_not_quantized, check_whole
 
@@ -34,11 +35,11 @@ def quantize(module: nn.Module) -> nn.Module:
     """Makes every matrix that `module` stores 8 bits wide, in place, for inference. Returns it.
 
     Parameters of two dimensions or more become int8 buffers, `NAME_int8`, with scales,
-    `NAME_scale`: one a row of the matrix; of the projection one a column; and of a table with
-    factored weights one a feature and block of rows, which their products want. What is tied is
-    stored once. All other Parameters are rounded to float16, which is also what `save_model` writes
-    of them and the scales; in memory they keep their dtype, in which the module computes. Buffers
-    stay as they are.
+    `NAME_scale`: one a row of the matrix; of the projection one a column; and of a table whose
+    weights can be factored one a feature and block of rows, which these products want. What is tied
+    is stored once. All other Parameters are rounded to float16, which is also what `save_model`
+    writes of them and the scales; in memory they keep their dtype, in which the module computes.
+    Buffers stay as they are.
 
     It computes as before, but for the rounding: on CPUs with VNNI the inputs of products are
     rounded to 8 bits as well, each token by itself. Afterwards it is in eval mode, and nothing in
@@ -171,13 +172,17 @@ def _prepare(module: nn.Module) -> _Change:
 
 
 def _block_of_table(table: Parameter, pools: list[Pool]) -> int | None:
-    """Rows of a table that have scales in common: what all products of factored weights sum over
-    is whole blocks of them, or the whole table is one. None where there are no such products."""
+    """Rows of a table that have scales in common: what the products of factored weights sum over is
+    whole blocks of them, or the whole table is one. None where no weight could be factored.
+
+    Of the plans alone, and not of how weights are applied at the time: files fit any of it.
+    """
     lengths = [
         group.cols
         for pool in pools
         for group in pool.plan.groups
-        if table_of(pool.embedding) is table and group.execution == "factored"
+        if table_of(pool.embedding) is table
+        and "factored" in possible_executions(group.layout, pool.plan.virtual)
     ]
     block = gcd(*lengths)
     return None if not lengths else block if block >= _SMALLEST_BLOCK else len(table)

@@ -6,13 +6,15 @@ Which they are is seen while the module runs: they are given the same tensor, on
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paramshare.factored import reduce
 from paramshare.held import Frame, drop, look_up, put
+from paramshare.recomputed import Recomputed
 
 _WHAT = ("reduced",)
 # Not in all versions of torch; without it nothing is kept where gradients are recorded.
@@ -22,16 +24,25 @@ _saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_h
 class _Last:
     """The input that was reduced last, and what became of it; nothing once that input is gone."""
 
-    def __init__(self, input: Tensor, reduced: Tensor, group: int) -> None:
-        self.input = weakref.ref(input, self._forget)
+    def __init__(self, input: Tensor, table_blocks: Tensor, reduced: Tensor, group: int) -> None:
+        this = weakref.ref(self)  # a method of its own would be a cycle, which lives on
+
+        def forget(_: Any) -> None:
+            last = this()
+            if last is not None:
+                last.reduced = last.copy = last.saving = None
+
+        self.input = weakref.ref(input, forget)
         self.mark = _mark(input)
         # Inference tensors do not say whether they were written to.
         self.copy = input.clone() if input.is_inference() else None
         self.reduced: Tensor | None = reduced
+        self.saving = (
+            Recomputed(reduce, (input, table_blocks), reduced)
+            if torch.is_grad_enabled() and not input.is_meta and reduced.numel()
+            else None
+        )
         self.group = group
-
-    def _forget(self, gone: Any) -> None:
-        self.reduced = self.copy = None
 
     def serves(self, input: Tensor, blocks: int, cols: int) -> bool:
         return (
@@ -44,28 +55,43 @@ class _Last:
         )
 
 
+class Reduced(NamedTuple):
+    """`reduce(input, table_blocks)`; the group for which it was made before, if it was; and a
+    context in which autograd saves it by how it is made, so that training takes no more memory
+    than with ordinary weights."""
+
+    tensor: Tensor
+    first: int | None
+    saving: AbstractContextManager[None]
+
+
 def reduced_input(
     frame: Frame, input: Tensor, table_blocks: Tensor, group: int, device: str
-) -> tuple[Tensor, int | None]:
-    """`reduce(input, table_blocks)`, and the group for which it was made before, if it was.
+) -> Reduced:
+    """The reduction of the input by the table's blocks, made only where it is not at hand.
 
     The frame must hold what the blocks are of, so that they are of the same table.
     """
     if not _can_be_kept(input):
-        return reduce(input, table_blocks), None
+        return Reduced(reduce(input, table_blocks), None, nullcontext())
     blocks, cols, _ = table_blocks.shape
     last = look_up(frame, _WHAT, device)
     if last is not None and last.serves(input, blocks, cols):
-        return last.reduced[:, :blocks], last.group
-    drop_reduced(frame, device)  # before the next one is made: there is never more than one
+        return Reduced(last.reduced[:, :blocks], last.group, _saving(last))
+    del last  # before the next one is made: there is never more than one
+    drop_reduced(frame, device)
     reduced = reduce(input, table_blocks)
-    put(frame, _WHAT, device, _Last(input, reduced, group))
-    return reduced, None
+    made = put(frame, _WHAT, device, _Last(input, table_blocks, reduced, group))
+    return Reduced(reduced, None, _saving(made))
 
 
 def drop_reduced(frame: Frame, device: str) -> None:
     """Lets go of what is kept of the last input."""
     drop(frame, _WHAT, device)
+
+
+def _saving(last: _Last) -> AbstractContextManager[None]:
+    return nullcontext() if last.saving is None else last.saving.saved_by()
 
 
 def _can_be_kept(input: Tensor) -> bool:

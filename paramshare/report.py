@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from paramshare import marks
+from paramshare.costs import cost, generation
 from paramshare.errors import ShareError
 from paramshare.plan import Group, SharingPlan
 from paramshare.pool import Pool
@@ -117,11 +118,35 @@ class Sharing:
             lines.append(f"given the same input, which is reduced once: {names}")
         if any(map(marks.is_quantized, self.module.modules())):
             lines.append(f"quantised: {count_bytes(self.module):,} bytes")
+        lines.append(self._operations())
         lines.append(
             f"stored {self.stored_parameters:,}   dense {self.dense_parameters:,}   "
             f"compression {self.compression:.2f}x"
         )
         return lines
+
+    def _operations(self) -> str:
+        """What the weights compute as they are applied; `paramshare.flops` counts a whole call."""
+        plan = self.plan
+        again = {other for first, other in self.pool.same_input if other != first}
+        token = dense = call = 0
+        for index, group in enumerate(plan.groups):
+            uses = len(group.slots)
+            one, two = (
+                uses * cost(plan, group, group.execution, tokens, index in again).operations
+                for tokens in (1, 2)
+            )
+            token += two - one
+            call += 2 * one - two
+            dense += uses * group.rows * group.cols
+        materialized = [g for g in plan.groups if g.execution == "materialized"]
+        once = sum(generation(plan, group).operations for group in materialized)
+        lines = [f"multiply-adds a token {token:,}   dense {dense:,}   ratio {token / dense:.2f}"]
+        if call:
+            lines.append(f"{call:,} a call for tiles of blockwise weights")
+        if once:
+            lines.append(f"{once:,} once for materialized weights (in training once a call)")
+        return "; ".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a picture: which weight reads which columns, and stored against dense.

@@ -117,9 +117,6 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
     parameter = owner._parameters.get(name)
     if parameter is None:
         raise ShareError(f"{path} is no Parameter of this {type(module).__name__}")
-    parent = module.get_submodule(owner_path.rpartition(".")[0])
-    child = f"{owner_path.rpartition('.')[2]}.{name}"
-    called = name == "weight" and original_class(type(owner)).forward is nn.Linear.forward
     layer_path, weight = _weight_of(owner_path, owner, name)
     layer = module.get_submodule(layer_path)
     kind = kind_of(layer)
@@ -136,9 +133,23 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
         rows=rows,
         cols=prod(parameter.shape[:-1] if out_last else parameter.shape[1:]),
         out_last=out_last,
-        called=called and child not in kind_of(parent).reads,
+        called=_is_called(module, path),
         normed=weight != name,
     )
+
+
+def is_linear(owner: nn.Module, name: str) -> bool:
+    """Whether the owner, when it is called, applies the weight by `nn.Linear.forward`."""
+    return name == "weight" and original_class(type(owner)).forward is nn.Linear.forward
+
+
+def _is_called(module: nn.Module, path: str) -> bool:
+    """Whether the owner of the weight at `path` applies it so, and nobody above reads it."""
+    owner_path, _, name = path.rpartition(".")
+    parent_path, _, owner_name = owner_path.rpartition(".")
+    reads = kind_of(module.get_submodule(parent_path)).reads
+    read = f"{owner_name}.{name}" in reads
+    return is_linear(module.get_submodule(owner_path), name) and not read
 
 
 def _weight_names(owner: nn.Module) -> list[str]:
@@ -214,9 +225,17 @@ def _length(module: nn.Module) -> int:
 
 
 def _is_deep(stack: nn.Module) -> bool:
-    """Whether a stack's layers are more than single known layers, as those of an nn.LSTM are."""
+    """Whether a stack's layers are more than single known layers, as those of an nn.LSTM are, and
+    more than norms."""
     return kind_of(stack).layers is not None or any(
-        not kind_of(child).weights or kind_of(child).layers for child in stack.children()
+        (not kind_of(child).weights or kind_of(child).layers) and _has_matrices(child)
+        for child in stack.children()
+    )
+
+
+def _has_matrices(module: nn.Module) -> bool:
+    return any(parameter.dim() >= 2 for parameter in module.parameters()) or any(
+        sources(part) for part in module.modules()
     )
 
 

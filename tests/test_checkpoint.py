@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from commands import python
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_sharing import TwoTables, snapshot, up_only
@@ -142,6 +144,80 @@ def test_meta_modules_get_the_files_memory(tmp_path) -> None:
     load_model(other, path)
     pointers = [t.untyped_storage().data_ptr() for t in other.state_dict().values()]
     assert max(pointers) - min(pointers) < path.stat().st_size
+
+
+FRESH = """
+import re, sys
+import torch
+from torch import nn
+import paramshare
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(8000, 16)
+        self.lift = nn.Linear(16, 1000)
+        self.layers = nn.ModuleList(nn.Linear(1000, 1000) for _ in range(60))
+
+    def forward(self, tokens):
+        x = self.lift(self.embedding(tokens))
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x
+
+def peak():  # not ru_maxrss, in which the process that started this one counts, too
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+torch.set_grad_enabled(False)
+torch.randn(99, 99) @ torch.randn(99, 99)
+nn.Embedding(1, 1, device="meta")  # torch imports its compiler for that
+before = peak()
+with torch.device("meta"):
+    module = Wide().eval()
+paramshare.share_from_embedding(module, module.embedding)
+if len(sys.argv) > 1:
+    paramshare.load_model(module, sys.argv[1])
+    module(torch.zeros(1, 128, dtype=torch.long))
+    print(peak() - before)
+else:
+    module.to_empty(device="cpu")
+    for parameter in module.parameters():
+        parameter.uniform_(-0.1, 0.1)
+    paramshare.save_model(module, "small.safetensors")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_fresh_process_never_holds_the_dense_model(tmp_path) -> None:
+    """240 MB of weights, of which one would be 4 MB, from a file of less than 1 MB."""
+    assert python("-c", FRESH, cwd=tmp_path).returncode == 0
+    size = (tmp_path / "small.safetensors").stat().st_size
+    assert size < 1e6
+    done = python("-c", FRESH, "small.safetensors", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # Activations are 3 MB, the rest is what torch takes to run.
+    assert 1e6 < int(done.stdout) < size + 30e6
+
+
+def test_buffers_that_no_file_holds(tmp_path) -> None:
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lm = TransformerLM(300, 32, 2, feed_forward=64)
+            self.register_buffer("positions", torch.arange(9), persistent=False)
+
+    module = Positions()
+    share_from_embedding(module, module.lm.embedding)
+    save_model(module, tmp_path / "m.safetensors")
+    with torch.device("meta"):
+        other = Positions()
+    before = snapshot(other)
+    with pytest.raises(ShareError, match=r"no file holds the buffer positions .* set it before"):
+        load_model(other, tmp_path / "m.safetensors")
+    assert snapshot(other) == before
+    other.positions = torch.arange(9)
+    load_model(other, tmp_path / "m.safetensors")
+    assert torch.equal(other.positions, module.positions)
 
 
 def test_another_plan_is_an_error_that_names_the_difference(tmp_path) -> None:

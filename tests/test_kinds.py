@@ -335,6 +335,18 @@ def test_the_projections_of_an_only_layer_are_no_stack(depth: int) -> None:
     assert {len(group.slots) for group in groups} == {depth}
 
 
+def test_the_norms_of_an_only_layer_are_no_stack() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+            self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+
+    module = nn.ModuleDict({"embedding": nn.Embedding(40, 8), "layers": nn.ModuleList([Layer()])})
+    sharing = share_from_embedding(module, module["embedding"])
+    assert [group.name for group in sharing.plan.groups] == ["layers.*.up.weight"]
+
+
 def test_layers_that_are_parametrized_in_any_order_are_a_stack() -> None:
     layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
     module = Around(layers, lambda layers, x: layers[1](layers[0](x)), (50, 4))

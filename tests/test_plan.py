@@ -113,9 +113,7 @@ def test_auto_execution_follows_the_operation_count() -> None:
     plan = plan_of("Narrow")
     assert {group.execution for group in plan.groups} == {"factored"}
     for group in plan.groups:
-        count = factored_operations(
-            group.rows, group.cols, group.columns, group.blocks, plan.features
-        )
+        count = factored_operations(group.cols, group.columns, group.blocks, plan.features)
         assert count == 3 * group.blocks * (group.cols + group.columns)
         assert count < group.rows * group.cols
     wide = build("Recurring")
@@ -133,7 +131,7 @@ def test_sharebert_ratios_of_operations() -> None:
             blocks = tokens // cols
             columns = -(-rows // blocks)
             blocks = -(-rows // columns)
-            total += factored_operations(rows, cols, columns, blocks, features)
+            total += factored_operations(cols, columns, blocks, features)
         ratio[name] = total / 33554432
     assert ratio["small"] == pytest.approx(23.86 / 33.55, abs=0.002)
     assert ratio["base"] > 1

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import paramshare
-from paramshare import reduced
+from paramshare import reduced, trace
 
 TOKENS, FEATURES, WIDTH = 60, 3, 12
 MODES = {
@@ -228,3 +228,18 @@ def test_compiled_code_reduces_once(shared) -> None:
     products = [n for n in graph.nodes if n.target is torch.ops.aten.bmm.default]
     # query and key; value takes fewer blocks.
     assert len(products) == 2
+
+
+def test_the_last_is_gone_before_the_next_is_made(shared) -> None:
+    """Though its input is alive."""
+    model, sharing, _ = shared
+    model.eval()
+    layer, group = model.attention.query, sharing.plan.groups[0]
+    first, second = (torch.randn(1, 50, WIDTH, dtype=torch.float64) for _ in range(2))
+    with torch.no_grad(), trace.Allocations() as allocations:
+        layer(first)
+        one = allocations.peak_since_last()
+        held = allocations.live
+        layer(second)
+        assert allocations.peak_since_last() == one
+    assert held == 50 * group.blocks * FEATURES * 8

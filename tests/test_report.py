@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
-from zoo import build
+from zoo import batch, build
 
-from paramshare import ShareError, share_from_embedding
+from paramshare import ShareError, flops, share_from_embedding
 
 
 def test_one_line_a_group_then_the_totals() -> None:
@@ -19,13 +20,18 @@ def test_one_line_a_group_then_the_totals() -> None:
     assert " ".join(lines[1].split()) == (
         "encoder.layers.*.self_attn.in_proj_weight 3x 48 x 16 aligned/3 0-15 768 192 materialized"
     )
-    assert len(lines) == 1 + 4 + 2
+    assert len(lines) == 1 + 4 + 3
     assert lines[5] == (
         "38 of 38 columns read from virtual table 60 x 38 = table embedding (60 x 16) @ "
         "projection (16 x 38)"
     )
     ratio = f"{dense / stored:.2f}"
-    assert lines[6] == f"stored {stored:,}   dense {dense:,}   compression {ratio}x"
+    operations = 3 * (48 * 16 + 16 * 16 + 24 * 16 + 16 * 24)
+    assert lines[6] == (
+        f"multiply-adds a token {operations:,}   dense {operations:,}   ratio 1.00; "
+        f"{38 * 48 * 16:,} once for materialized weights (in training once a call)"
+    )
+    assert lines[7] == f"stored {stored:,}   dense {dense:,}   compression {ratio}x"
 
 
 def test_says_which_weights_run_factored_and_which_fell_back() -> None:
@@ -37,6 +43,22 @@ def test_says_which_weights_run_factored_and_which_fell_back() -> None:
     text = str(share_from_embedding(module, module.embedding, select=every_linear))
     assert "cannot be aligned: column layout" in text
     assert "layout" in text
+
+
+def number(pattern: str, line: str) -> int:
+    return int(re.search(pattern, line)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("execution", ["factored", "blockwise"])
+def test_multiply_adds_are_those_that_run(execution: str) -> None:
+    module = build("Narrow")
+    sharing = share_from_embedding(module, module.embedding, execution=execution)
+    tokens = batch()[0]
+    found = flops(module, tokens)  # says which weights are given one input, too
+    line = str(sharing).splitlines()[-2]
+    a_token = number(r"multiply-adds a token ([\d,]+)", line)
+    a_call = number(r"; ([\d,]+) a call", line) if execution == "blockwise" else 0
+    assert sum(found.weights.values()) == 2 * (a_token * tokens.numel() + a_call)
 
 
 def test_eps_counts_its_constants() -> None:

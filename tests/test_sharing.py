@@ -654,3 +654,25 @@ def test_reading_under_autocast_is_no_writing() -> None:
     share(module)
     with torch.autocast("cpu", torch.bfloat16), filtered("error"):
         module.apply(lambda m: getattr(m, "weight", None))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("options", [{}, {"projection_bias": True, "blocks": 2}], ids=str)
+def test_all_executions_agree(dtype: torch.dtype, bound: float, options: dict) -> None:
+    """Outputs and gradients, relative to the largest number: some gradients are zero but for
+    rounding (a bias of keys moves all scores alike)."""
+    found = {}
+    for execution in ("materialized", "factored", "blockwise"):
+        module = build("Narrow", dtype=dtype)
+        torch.manual_seed(1)
+        sharing = share_from_embedding(module, module.embedding, execution=execution, **options)
+        assert {group.execution for group in sharing.plan.groups} == {execution}
+        output = module(*batch())
+        output.square().sum().backward()
+        with torch.no_grad():
+            inference = module.eval()(*batch())
+        gradients = torch.cat([p.grad.flatten() for p in module.parameters()])
+        found[execution] = [output, inference, gradients]
+    for execution in ("factored", "blockwise"):
+        for ours, expected in zip(found[execution], found["materialized"], strict=True):
+            assert (ours - expected).abs().max() <= bound * expected.abs().max()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-START, END = "<!-- written by compare.py -->", "<!-- end -->"
+START, END = "<!-- results -->", "<!-- end -->"
 Row = dict[str, Any]
 
 

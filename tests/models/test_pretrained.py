@@ -587,3 +587,52 @@ def test_a_real_model() -> None:
     assert all("6x" in line for line in lines[1:7])
     with torch.no_grad():
         assert model(input_ids=batch(tokens)).last_hidden_state.isfinite().all()
+
+
+# ---------------------------------------------------------------------- factored
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("BertForMaskedLM", [["query", "key", "value"]]),
+        ("T5ForConditionalGeneration", [["q", "k", "v"], ["wi_0", "wi_1"]]),
+    ],
+)
+def test_weights_of_one_input_reduce_it_once(name: str, groups: list[list[str]]) -> None:
+    """Queries, keys and values, which their attention module calls one by one, and the two inputs
+    of a gated feed-forward layer."""
+    torch.manual_seed(0)
+    if name.startswith("T5"):
+        config = transformers.T5Config(
+            **{"vocab_size": 400, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4},
+            **{"num_layers": 2, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
+        )
+        model = transformers.T5ForConditionalGeneration(config).eval()
+    else:
+        model = bert(vocab_size=400)
+    plain = copy.deepcopy(model)
+    sharing = share_from_embedding(
+        model, model.get_input_embeddings(), embedding_dim=3, execution="factored"
+    )
+    inputs = {"input_ids": torch.arange(7)[None], "use_cache": False}
+    if name.startswith("T5"):
+        inputs["decoder_input_ids"] = torch.arange(5)[None]
+    else:
+        del inputs["use_cache"]
+    with torch.no_grad():
+        found = model(**inputs).logits
+        expected = paramshare.materialize(copy.deepcopy(model))(**inputs).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert found.shape == plain(**inputs).logits.shape
+    told = [line for line in str(sharing).splitlines() if line.startswith("given the same input")]
+    names = [group.name for group in sharing.plan.groups]
+    pairs = {(names[a], names[b]) for a, b in sharing.pool.same_input}
+    for first, *others in groups:
+        ending = f".{first}.weight"
+        for start in {name[: -len(ending)] for name in names if name.endswith(ending)}:
+            if "EncDecAttention" in start:  # keys and values have another input than queries
+                continue
+            assert any(f" {start}{ending}, {start}.{others[0]}.weight" in line for line in told)
+            for other in others:
+                assert (start + ending, f"{start}.{other}.weight") in pairs

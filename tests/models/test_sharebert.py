@@ -23,6 +23,7 @@ from paramshare.models.sharebert import (
     report,
 )
 from paramshare.report import count_parameters
+from paramshare.trace import Allocations
 
 TABLE = Path(__file__).parents[2] / "models" / "README.md"
 
@@ -464,3 +465,24 @@ def test_every_preset_is_tested() -> None:
 def test_changing_a_preset() -> None:
     config = ShareBertConfig.preset("small", num_hidden_layers=2)
     assert config == replace(ShareBertConfig.preset("small"), num_hidden_layers=2)
+
+
+@pytest.mark.parametrize("preset", ["small", "base"])
+def test_no_weight_is_ever_allocated(preset: str, capsys) -> None:
+    """Nothing as large as a weight or the virtual table, in a call of 1 x 128 tokens of the papers'
+    sizes; and little beside what is stored. Base needs to be told."""
+    with torch.device("meta"):
+        model = ShareBert(ShareBertConfig.preset(preset, num_hidden_layers=2)).eval()
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(0.01)
+    groups = model.sharing.plan.groups
+    smallest = min(group.rows * group.cols for group in groups)
+    assert smallest == 2048**2
+    assert {g.execution for g in groups} == {"factored" if preset == "small" else "materialized"}
+    if preset == "base":
+        paramshare.prepare_for_inference(model, 4 * count_parameters(model) + 12_000_000)
+    with torch.no_grad(), Allocations() as trace:
+        model(torch.zeros(1, 128, dtype=torch.long))
+    assert trace.largest < 4 * smallest / 4  # bytes
+    assert trace.peak < 12e6

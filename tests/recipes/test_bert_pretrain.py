@@ -240,9 +240,7 @@ def test_compare(data: Path, tmp_path: Path) -> None:
     """Two models from probes to table; again without work; and what was interrupted goes on."""
     results = tmp_path / "results"
     results.mkdir()
-    (results / "README.md").write_text(
-        "Before.\n<!-- written by compare.py -->\n<!-- end -->\nAfter.\n"
-    )
+    (results / "README.md").write_text("Before.\n<!-- results -->\n<!-- end -->\nAfter.\n")
     script = RECIPES / "bert_mlm" / "compare.py"
     options = ("--data", data, "--out", tmp_path / "models", "--results", results)
     options += ("--steps", 2, "--probe-steps", 1, "--models", "share-half-depth", "albert")
@@ -254,7 +252,7 @@ def test_compare(data: Path, tmp_path: Path) -> None:
     assert len(probes) >= 8  # three rates of each, and two more table gradients
     check(rows, probes)
     text = (results / "README.md").read_text()
-    assert text.startswith("Before.\n<!-- written by compare.py -->\n| model |")
+    assert text.startswith("Before.\n<!-- results -->\n| model |")
     assert text.endswith("<!-- end -->\nAfter.\n")
     assert f"| {rows[0]['stored']:,} |" in text
     assert (results / "results.png").stat().st_size > 5000

@@ -20,7 +20,7 @@ from fairseq.modules import LinearizedConvolution, MultiheadAttention
 from fairseq.modules.conv_tbc import ConvTBC
 from fairseq.trainer import _catalog_shared_params
 
-from paramshare import Sharing, materialize, share_from_embedding
+from paramshare import Sharing, materialize, prepare_for_inference, share_from_embedding
 from paramshare.derived import original_class, sources
 from paramshare.pool import Pool
 
@@ -347,3 +347,35 @@ def test_what_the_trainer_ties_again(name: str) -> None:
     assert ties == _catalog_shared_params(build(CASES[name]))
     if name in TIES:
         assert [names for names in ties if names[0].endswith(".weight")] == [TIES[name]]
+
+
+def test_step_by_step_attention_is_factored_where_that_was_prepared_for(capsys) -> None:
+    """A step calls queries, keys and values one by one, and they have one input."""
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding = nn.Embedding(200, 2)
+            self.layers = nn.ModuleList(
+                MultiheadAttention(32, 2, self_attention=True) for _ in range(2)
+            )
+            self.double()
+
+        def forward(self, x: Tensor, step: bool) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x, x, x, incremental_state={} if step else None)[0]
+            return x
+
+    module = Step()
+    sharing = share_from_embedding(module, module.embedding)
+    assert {group.execution for group in sharing.plan.groups} == {"materialized"}
+    plain = loaded(Step(), module)
+    x = torch.randn(1, 3, 32, dtype=torch.float64)
+    for step, execution in ((True, "factored"), (False, "materialized")):
+        prepared = prepare_for_inference(module, tokens=(x, step))
+        assert set(prepared.executions.values()) == {execution}
+        with torch.no_grad():
+            torch.testing.assert_close(module(x, step), plain(x, step), **SINGLE)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert f"layers.*.{name}.weight" in str(sharing).split("reduced once: ")[1].split("\n")[0]

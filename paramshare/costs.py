@@ -1,0 +1,77 @@
+"""What one application of a shared weight costs, by its execution: operations and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paramshare.plan import Group, SharingPlan, factored_operations
+
+
+@dataclass(frozen=True)
+class Cost:
+    """operations: multiply-adds of one call. held: numbers that stay as long as the input does.
+    working: numbers at most at a time in the call, the output and what is held among them."""
+
+    operations: int
+    held: int
+    working: int
+
+
+def cost(
+    plan: SharingPlan, group: Group, execution: str, tokens: int, reduced: bool = False
+) -> Cost:
+    """Of the group's weight applied to `tokens` tokens, without gradients.
+
+    reduced: an earlier weight has reduced this input already.
+    """
+    rows, cols, features = group.rows, group.cols, plan.features
+    padded = group.blocks * group.columns  # rows that whole blocks give
+    if execution == "materialized":
+        return Cost(tokens * rows * cols, 0, tokens * rows)
+    # Rows that are no whole blocks, and a bias of the projection, make copies.
+    output = tokens * (padded + (rows < padded) * rows)
+    output += plan.projection_bias * 2 * tokens * rows
+    if execution == "blockwise":
+        tile = cols * group.columns * plan.virtual
+        building = group.blocks * tile * features
+        joined = tokens * padded  # not there yet while the first tile is
+        filling = max(tile, joined) if group.blocks == 1 else tile + joined
+        working = max(output, filling + tokens * group.columns)
+        return Cost(tokens * padded * cols + building, 0, working)
+    operations = tokens * factored_operations(cols, group.columns, group.blocks, features)
+    held = tokens * group.blocks * features
+    if reduced:
+        operations -= tokens * features * group.blocks * cols
+        return Cost(operations, 0, output)
+    return Cost(operations, held, held + max(output, held))
+
+
+def kept_numbers(plan: SharingPlan, group: Group) -> int:
+    """What a materialized weight keeps in memory: the padding of its columns, too, where it was
+    not copied once more."""
+    if group.out_last or _scaled(plan):
+        return group.rows * group.cols
+    return _as_read(plan, group)
+
+
+def generation(plan: SharingPlan, group: Group) -> Cost:
+    """Of materializing the group's weight without gradients; what is kept of it is not counted as
+    working numbers."""
+    columns = group.columns * group.tokens_read(plan.tokens)
+    kept_is_copy = group.out_last or _scaled(plan)
+    copies = _as_read(plan, group) if kept_is_copy and group.layout != "column" else 0
+    if not plan.virtual:
+        return Cost(0, 0, columns + copies)
+    is_view = (group.layout == "column" or group.blocks == 1) and not group.out_last
+    working = group.columns * plan.features + (0 if is_view else columns) + copies
+    return Cost(columns * plan.features, 0, working)
+
+
+def _scaled(plan: SharingPlan) -> bool:
+    """Whether weights are multiplied by constants of theirs."""
+    return not plan.virtual and plan.init == "match"
+
+
+def _as_read(plan: SharingPlan, group: Group) -> int:
+    """Numbers that the layout reads, before they are cut to the weight's size."""
+    return group.columns * group.tokens_read(plan.tokens)
