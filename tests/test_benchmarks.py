@@ -11,6 +11,17 @@ from commands import python
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
+def test_a_trial_of_int8() -> None:
+    sizes = ["--preset", "light-small", "--shapes", "1x2", "--rounds", "1"]
+    done = python(FOLDER / "int8.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [len(row) for row in rows] == [6] * 6
+    stored = [float(row[1]) for row in rows[2:]]
+    assert stored[1] < stored[2] < 0.26 * stored[0] == 0.26 * stored[3]
+    assert all(float(row[3]) > 0.999 for row in rows[3:])
+
+
 def test_a_trial_of_all(tmp_path: Path) -> None:
     for needed in ("matplotlib", "transformers"):
         pytest.importorskip(needed, reason=f"{needed} is not installed")
