@@ -430,6 +430,12 @@ def test_transformers_say_that_they_cannot_save_it(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_counts_products_of_integers() -> None:
+    module = made("Narrow", "factored")
+    expected = paramshare.flops(module, batch())
+    assert paramshare.flops(quantize(module), batch()).total == expected.total
+
+
 def test_quantising_what_was_materialized() -> None:
     """The paper's variant: 8 bits of the weights that were generated."""
     module = made("Narrow", "factored")
