@@ -583,7 +583,7 @@ def test_a_real_model() -> None:
     assert (
         f"stored {expected:,}   dense {dense:,}   compression {dense / expected:.2f}x" in lines[-1]
     )
-    assert len(lines) == 1 + 6 + 2
+    assert len(lines) == 1 + 6 + 3
     assert all("6x" in line for line in lines[1:7])
     with torch.no_grad():
         assert model(input_ids=batch(tokens)).last_hidden_state.isfinite().all()
