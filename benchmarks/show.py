@@ -21,12 +21,15 @@ HERE = Path(__file__).resolve().parent
 
 def show(rows: list[Row], folder: Path) -> None:
     """Prints the tables, writes them into `folder`'s README.md, if that has the marks between which
-    they belong, and draws curves.png."""
+    they belong, and draws curves.png. Of what belongs to the project, the main page has a summary.
+    """
     if not rows:
         raise UserError(f"{folder} has no results.jsonl yet: run bench.py")
     text = tables(rows)
     print(text)
     put_table(folder / "README.md", text)
+    if folder == HERE:
+        put_table(HERE.parent / "README.md", summary(rows))
     curves.draw(_of(rows, "curve"), folder / "curves.png")
 
 
@@ -41,6 +44,26 @@ def tables(rows: list[Row]) -> str:
     parts.append(("Memory of a fresh process, MB", _memory(_of(rows, "memory"))))
     parts.append(("Files", _files(_of(rows, "files"))))
     return "\n\n".join(f"### {heading}\n\n{table}" for heading, table in parts)
+
+
+def summary(rows: list[Row]) -> str:
+    """What is most asked for: Small's speed, and the memory that it takes."""
+    small = [row for row in rows if row.get("shape") == "Small"]
+    head = ("batch x tokens", "time, of kept weights", "operations", "time, of the released code")
+    lines = [
+        (row["work"], _between(row, "auto", "materialized"), f"{_operations(row):.2f}", slow)
+        for row in _of(small, "inference")
+        for slow in [_between(row, "auto", "released")]
+    ]
+    for row in _of(small, "training"):
+        of_reused = median(row["ratios"]["auto"]), row["operations"]["auto"]
+        lines.append((f"{row['work']}, training", *(f"{ratio:.2f}" for ratio in of_reused), ""))
+    memory = [
+        row
+        for row in _of(small, "memory")
+        if row["work"] == "1x128" and row["rival"] in ("auto", "materialized", "dense")
+    ]
+    return f"{markdown(head, lines)}\n\n{_memory(memory)}"
 
 
 def _machine(row: Row) -> str:
@@ -61,14 +84,19 @@ def _ours(rows: list[Row]) -> str:
     head += ("ours / released", "ours / parametrize")
     lines = []
     for row in rows:
-        of_kept = row["operations"].get("auto", 1) / row["operations"].get("materialized", 1)
-        if of_kept < 1:
+        if _operations(row) < 1:
             ratios = [_between(row, "auto", name) for name in ("materialized", *SLOW)]
-            lines.append((row["shape"], row["work"], ratios[0], f"{of_kept:.2f}", *ratios[1:]))
+            operations = f"{_operations(row):.2f}"
+            lines.append((row["shape"], row["work"], ratios[0], operations, *ratios[1:]))
     return markdown(head, lines)
 
 
 SLOW = ("released", "parametrize")
+
+
+def _operations(row: Row) -> float:
+    """Of "auto", relative to those with weights that are kept."""
+    return row["operations"].get("auto", 1) / row["operations"].get("materialized", 1)
 
 
 def _between(row: Row, one: str, other: str) -> str:
