@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paramshare.factored import TOKENS_AT_ONCE
 from paramshare.plan import Group, SharingPlan, factored_operations
 
 
@@ -28,22 +29,34 @@ def cost(
     padded = group.blocks * group.columns  # rows that whole blocks give
     if execution == "materialized":
         return Cost(tokens * rows * cols, 0, tokens * rows)
-    # Rows that are no whole blocks, and a bias of the projection, make copies.
-    output = tokens * (padded + (rows < padded) * rows)
-    output += plan.projection_bias * 2 * tokens * rows
     if execution == "blockwise":
         tile = cols * group.columns * plan.virtual
         building = group.blocks * tile * features
         joined = tokens * padded  # not there yet while the first tile is
         filling = max(tile, joined) if group.blocks == 1 else tile + joined
-        working = max(output, filling + tokens * group.columns)
+        working = max(_completing(plan, group, tokens), filling + tokens * group.columns)
         return Cost(tokens * padded * cols + building, 0, working)
     operations = tokens * factored_operations(cols, group.columns, group.blocks, features)
-    held = tokens * group.blocks * features
+    first = min(tokens, TOKENS_AT_ONCE)
+    second = min(tokens - first, TOKENS_AT_ONCE)  # none, or the rest, or as many again
+    output = _completing(plan, group, first)
+    if second:
+        output = max(output, tokens * rows + max(first * rows, _completing(plan, group, second)))
     if reduced:
         operations -= tokens * features * group.blocks * cols
         return Cost(operations, 0, output)
-    return Cost(operations, held, held + max(output, held))
+    held = tokens * group.blocks * features
+    # Before it is reordered it is there once more; in parts, each part is.
+    reordering = max(first, 2 * second) * group.blocks * features
+    return Cost(operations, held, held + max(output, reordering))
+
+
+def _completing(plan: SharingPlan, group: Group, tokens: int) -> int:
+    """Numbers at a time while products become outputs: rows that are no whole blocks, and a bias of
+    the projection, make copies."""
+    padded = group.blocks * group.columns
+    copies = (group.rows < padded) + 2 * plan.projection_bias
+    return tokens * (padded + copies * group.rows)
 
 
 def kept_numbers(plan: SharingPlan, group: Group) -> int:
