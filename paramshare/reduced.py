@@ -38,9 +38,7 @@ class _Last:
         self.copy = input.clone() if input.is_inference() else None
         self.reduced: Tensor | None = reduced
         self.saving = (
-            Recomputed(reduce, (input, table_blocks), reduced)
-            if torch.is_grad_enabled() and not input.is_meta and reduced.numel()
-            else None
+            Recomputed(reduce, (input, table_blocks), reduced) if torch.is_grad_enabled() else None
         )
         self.group = group
 
