@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "compare": Plan(2000, 200, 400, 1600, (1.5e-3, 3e-3, 6e-3)),
+    "compare": Plan(2000, 200, 400, 1200, (1.5e-3, 3e-3, 6e-3)),
     "paper": Plan(16000, 2000, 4000, 20000, (5e-4, 1e-3, 2e-3)),
 }
 
@@ -276,7 +276,10 @@ class Comparison:
             print("+", shlex.join(command), ">", log, flush=True)
             with log.open("a") as file:
                 done = subprocess.run(
-                    command, stdout=file, stderr=file, env=train.environment(self.threads)
+                    command,
+                    stdout=file,
+                    stderr=file,
+                    env=train.environment(model.model, self.threads),
                 )
             if done.returncode:
                 raise UserError(f"fairseq-train failed, see {log}; the same command goes on")

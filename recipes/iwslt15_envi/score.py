@@ -82,7 +82,9 @@ def score(
         encoded = pieces.encode([pair.en for pair in pairs], out_type=str)
         write_lines(source, [" ".join(line) for line in encoded])
         run = [*command(model, data, beam, kind), "--input", str(source)]
-        done = subprocess.run(run, capture_output=True, text=True, env=train.environment(threads))
+        done = subprocess.run(
+            run, capture_output=True, text=True, env=train.environment(kind, threads)
+        )
     if done.returncode:
         raise UserError(f"fairseq-interactive failed:\n{done.stderr[-3000:]}")
     found = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.stdout, re.M))

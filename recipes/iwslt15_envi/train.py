@@ -96,9 +96,13 @@ def plugin(model: str) -> list[str]:
     return ["--user-dir", str(user_dir()), "--task", "shared_translation"]
 
 
-def environment(threads: int | None) -> dict[str, str]:
+def environment(model: str, threads: int | None = None) -> dict[str, str]:
     """Of a fairseq command that takes so many threads; None: as many as there are cores."""
-    return {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+    own = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    if MODELS[model][0] is None:
+        # torch 2.6 and newer refuse fairseq's checkpoints where no plugin allows what they hold.
+        own["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+    return {**os.environ, **own}
 
 
 def command(
@@ -129,7 +133,7 @@ def command(
         *("--clip-norm", "1.0", "--lr", str(lr or default_lr)),
         *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", str(warmup)),
         # Else the sentences of a batch would depend on where the training was interrupted.
-        *("--max-tokens", str(tokens), "--update-epoch-batch-itr"),
+        *("--max-tokens", str(tokens), "--update-epoch-batch-itr", "True"),
         *("--seed", str(seed), "--save-dir", str(out), "--no-epoch-checkpoints"),
         *("--log-format", "simple", "--log-interval", "20"),
     ]
@@ -177,7 +181,7 @@ def main() -> int:
         extra=tuple(extra),
     )
     print(shlex.join(run), flush=True)
-    return subprocess.run(run).returncode
+    return subprocess.run(run, env=environment(args.model)).returncode
 
 
 if __name__ == "__main__":

@@ -159,31 +159,37 @@ def lines(path: Path) -> list[dict]:
 
 
 def test_comparing_transformers(
-    demo, files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    demo,
+    files: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One rate, one seed, twenty updates; the second command scores the talks and no more."""
+    """Three of the models, one rate, one seed, twenty updates; the second command scores the talks
+    and trains nothing."""
     data, results = demo[0] / "data", tmp_path / "results"
     results.mkdir()
     (results / "README.md").write_text("before\n<!-- results -->\n<!-- end -->\nafter\n")
     with within("iwslt15_envi"):
-        from compare import Plan
+        from compare import Comparison, Model, Plan
+
+    names = ("baseline", "eps", "fairseq")
+    models = [Model("transformer", name, "compare") for name in names]
+    monkeypatch.setattr(Comparison, "models", lambda self, eps_size: models)
     how = {"SEEDS": {}, "PLANS": {"compare": Plan(1000, 5, 10, 20, (1e-3,))}}
     arguments = [data, results, "--archs", "transformer", "--jobs", 2, *TINY]
     assert compare(*arguments, **how) == 0
     printed = capfd.readouterr().out
-    assert printed.count("fairseq_cli.train") == 4 + 5  # probes, which go on, and fairseq's task
-    assert len(lines(results / "rates.jsonl")) == 4
+    assert printed.count("fairseq_cli.train") == 2 + 3  # probes, which go on, and fairseq's task
+    assert len(lines(results / "rates.jsonl")) == 2
     rows = lines(results / "results.jsonl")
-    names = [("baseline", "compare"), ("veps", "compare"), ("eps", "compare")]
-    names += [("veps", "compare-wide"), ("fairseq", "compare")]
-    found = {(row["model"], row["size"]): row for row in rows}
+    found = {row["model"]: row for row in rows}
     assert sorted(found) == sorted(names)
-    plain, alone = found["baseline", "compare"], found["fairseq", "compare"]
+    plain, alone = found["baseline"], found["fairseq"]
     # Trained in two parts, and at once; by both tasks.
     for name in ("stored", "dev_perplexity", "bleu", "chrf"):
         assert plain[name] == alone[name]
-    assert plain["stored"] > found["veps", "compare-wide"]["stored"]
-    assert plain["stored"] > found["veps", "compare"]["stored"] > found["eps", "compare"]["stored"]
+    assert plain["stored"] > found["eps"]["stored"]
     assert all("talks" not in row for row in rows)
 
     assert compare(*arguments, "--test", files, **how) == 0
@@ -196,12 +202,12 @@ def test_comparing_transformers(
     ]
     readme = (results / "README.md").read_text("utf8")
     assert readme.startswith("before\n<!-- results -->\n| model | stored | compression |")
-    assert "| Transformer, VEPS, wide feed-forward | " in readme
+    assert "| Transformer, plain, fairseq's task | " in readme
     assert readme.endswith("<!-- end -->\nafter\n")
     assert (results / "results.png").read_bytes().startswith(b"\x89PNG")
 
     # The command of a row trains the same model by hand.
-    command = shlex.split(found["fairseq", "compare"]["command"])
+    command = shlex.split(alone["command"])
     done = script(*command, "--data", data / "bin", "--out", tmp_path / "again")
     assert done.returncode == 0, done.stderr
     perplexities = re.findall(r"valid on .* ppl ([\d.]+)", done.stdout + done.stderr)
