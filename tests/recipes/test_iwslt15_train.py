@@ -289,3 +289,19 @@ def test_sizes_are_what_the_readme_shows() -> None:
         done = script("sizes.py", "--types", types)
         assert done.returncode == 0, done.stderr
         assert done.stdout in readme
+
+
+def test_the_table_is_made_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (RECIPE / "results.jsonl").exists():
+        pytest.skip("the comparison's lines are not there yet")
+    (data,) = {row["data"] for row in lines(RECIPE / "results.jsonl")}
+    with within("iwslt15_envi"):
+        import compare
+        import scoreboard
+
+        monkeypatch.setattr(compare, "data_digest", lambda folder: data)
+        arguments = ["--data", str(RECIPE), "--results", str(RECIPE)]
+        rows = compare.Comparison(compare.parse(arguments)).shown()
+        table = scoreboard.table(rows)
+    assert len(rows) == 11
+    assert f"\n{table}\n" in (RECIPE / "README.md").read_text("utf8")
