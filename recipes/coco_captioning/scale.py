@@ -94,7 +94,8 @@ def count(
     from paramshare.report import count_parameters
 
     try:
-        _, model = build(Run(arch, name, "coco", data, data / "features", data))
+        run = Run(arch, name, "coco", data, data / "features", data)
+        _, model = build(run.command()[3:])
     except ShareError as error:
         return [str(error).partition(": ")[2].partition(";")[0], "", "", ""]
     stored = count_parameters(model)

@@ -75,7 +75,7 @@ def before(run: Run) -> tuple[float, ...]:
     """Standard deviations of first layer, last layer and logits; loss in bits a token."""
     import torch
 
-    task, model = build(run)
+    task, model = build(run.command()[3:])
     model.eval()
     task.load_dataset("train")
     data = task.dataset("train")

@@ -47,6 +47,7 @@ class Run:
 def fit(model: str, data: Path, out: Path, minutes: float, seed: int, console: Console) -> Run:
     """Trains one model from the beginning, showing how far it is."""
     command = train.command(
+        "transformer",
         model,
         SIZE,
         data / "bin",

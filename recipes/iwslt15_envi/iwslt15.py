@@ -56,19 +56,21 @@ def check(folder: Path, sums: dict[str, str | None], any_data: bool) -> None:
 
 def read(folder: Path) -> dict[str, list[Pair]]:
     """train, dev and test as plain text; UserError if the two sides of a split do not fit."""
-    corpus = {}
-    for split, stem in SPLITS.items():
-        english, vietnamese = (read_lines(folder / f"{stem}.{side}") for side in ("en", "vi"))
-        if len(english) != len(vietnamese):
-            raise UserError(
-                f"{folder}: {stem}.en has {len(english)} lines and {stem}.vi {len(vietnamese)};"
-                " line n of one must translate line n of the other"
-            )
-        pairs = [Pair(plain(en), plain(vi)) for en, vi in zip(english, vietnamese, strict=True)]
-        if not any(pair.en and pair.vi for pair in pairs):
-            raise UserError(f"{folder}: no line of {stem}.en and {stem}.vi has text on both sides")
-        corpus[split] = pairs
-    return corpus
+    return {split: read_split(folder, stem) for split, stem in SPLITS.items()}
+
+
+def read_split(folder: Path, stem: str) -> list[Pair]:
+    """One of them, by the name of its files."""
+    english, vietnamese = (read_lines(folder / f"{stem}.{side}") for side in ("en", "vi"))
+    if len(english) != len(vietnamese):
+        raise UserError(
+            f"{folder}: {stem}.en has {len(english)} lines and {stem}.vi {len(vietnamese)};"
+            " line n of one must translate line n of the other"
+        )
+    pairs = [Pair(plain(en), plain(vi)) for en, vi in zip(english, vietnamese, strict=True)]
+    if not any(pair.en and pair.vi for pair in pairs):
+        raise UserError(f"{folder}: no line of {stem}.en and {stem}.vi has text on both sides")
+    return pairs
 
 
 def plain(line: str) -> str:

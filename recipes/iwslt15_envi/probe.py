@@ -48,7 +48,15 @@ def run(size: str, model: str, table_gradient: float | None, lr: float, data: Pa
         extra += ("--share-table-gradient", str(table_gradient))
     with tempfile.TemporaryDirectory() as out:
         command = train.command(
-            model, size, data, Path(out), lr=lr, warmup=200, updates=UPDATES, extra=extra
+            "transformer",
+            model,
+            size,
+            data,
+            Path(out),
+            lr=lr,
+            warmup=200,
+            updates=UPDATES,
+            extra=extra,
         )
         done = subprocess.run(command, capture_output=True, text=True)
     perplexities = re.findall(

@@ -1,9 +1,11 @@
 """Translates the test set with trained models and scores the plain text.
 
-    python recipes/iwslt15_envi/score.py data/iwslt15_envi/models/veps-base
+    python recipes/iwslt15_envi/score.py data/iwslt15_envi/models/transformer-veps-base
+    python recipes/iwslt15_envi/score.py data/iwslt15_envi/models/transformer-veps-base --test DIR
 
-Prints the fairseq-generate command. Hypotheses are decoded to plain text and compared with the
-raw references on disk by sacrebleu, whose signature says how. Writes MODEL/test.vi.
+Prints the fairseq-interactive command. Hypotheses are decoded to plain text and compared with raw
+references by sacrebleu, whose signature says how: those of the data, or tst2013 of a folder of
+IWSLT15 files, made plain text as prepare.py does it. Writes MODEL/test.vi or MODEL/tst2013.vi.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +23,12 @@ import sacrebleu
 import sentencepiece
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-from stages import read_lines, write_lines
+import iwslt15
+import train
+from clean import Pair
+from stages import UserError, read_lines, write_lines
 
-from paramshare.cli import user_dir
+OWN, TALKS = "test", iwslt15.SPLITS["test"]  # the test sets
 
 
 @dataclass
@@ -37,45 +43,65 @@ class Score:
     words_per_second: float
 
 
-def command(model: Path, data: Path, beam: int) -> list[str]:
-    """The fairseq-generate command."""
+def command(model: Path, data: Path, beam: int, kind: str = "baseline") -> list[str]:
+    """The fairseq-interactive command, which reads pieces; kind: of train.MODELS: "fairseq" does
+    without the plugin."""
     return [
-        *(sys.executable, "-m", "fairseq_cli.generate", str(data / "bin")),
-        *("--user-dir", str(user_dir()), "--task", "shared_translation"),
-        *("--source-lang", "en", "--target-lang", "vi", "--gen-subset", "test"),
+        *(sys.executable, "-m", "fairseq_cli.interactive", str(data / "bin")),
+        *(*train.plugin(kind), "--source-lang", "en", "--target-lang", "vi"),
         *("--path", str(model / "checkpoint_best.pt"), "--beam", str(beam)),
-        # Of its last batch fairseq translates a multiple of 8 sentences, unless it is told not to.
-        *("--max-tokens", "4000", "--required-batch-size-multiple", "1"),
+        *("--max-tokens", "4000", "--buffer-size", "100000"),
     ]
 
 
-def score(model: Path, data: Path, beam: int = 4) -> Score:
-    """Translates and scores; `data` is the folder of prepare.py. Raises RuntimeError with the end
-    of fairseq's output when it fails."""
-    done = subprocess.run(command(model, data, beam), capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"fairseq-generate failed:\n{done.stderr[-3000:]}")
-    pieces = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.stdout, re.M))
-    references = read_lines(data / "raw" / "test.vi")
-    if {int(n) for n in pieces} != set(range(len(references))):
-        raise RuntimeError(
-            f"fairseq translated {len(pieces)} sentences for {len(references)} references: "
-            f"{data / 'raw'} and {data / 'bin'} are not of one corpus; run prepare.py again"
+def read_test(data: Path, talks: Path | None = None) -> tuple[str, list[Pair]]:
+    """Name and pairs of the data's test set, or of that in a folder of IWSLT15 files."""
+    if talks is not None:
+        for path in (talks / f"{TALKS}.{side}" for side in ("en", "vi")):
+            if not path.is_file():
+                raise UserError(f"--test {talks}: there is no {path.name}")
+        return TALKS, iwslt15.read_split(talks, TALKS)
+    english, vietnamese = (read_lines(data / "raw" / f"test.{side}") for side in ("en", "vi"))
+    return OWN, [Pair(*pair) for pair in zip(english, vietnamese, strict=True)]
+
+
+def score(
+    model: Path,
+    data: Path,
+    beam: int = 4,
+    talks: Path | None = None,
+    kind: str = "baseline",
+    threads: int | None = None,
+) -> Score:
+    """Translates and scores; `data` is the folder of prepare.py. Raises UserError with the end of
+    fairseq's output when it fails."""
+    name, pairs = read_test(data, talks)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm" / "spm.model"))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / f"{name}.en"
+        encoded = pieces.encode([pair.en for pair in pairs], out_type=str)
+        write_lines(source, [" ".join(line) for line in encoded])
+        run = [*command(model, data, beam, kind), "--input", str(source)]
+        done = subprocess.run(
+            run, capture_output=True, text=True, env=train.environment(kind, threads)
         )
-    decoder = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm" / "spm.model"))
-    hypotheses = [decoder.decode(pieces[str(n)].split()) for n in range(len(references))]
-    seconds = float(re.search(r"Translated .*? in ([\d.]+)s", done.stderr + done.stdout)[1])
+    if done.returncode:
+        raise UserError(f"fairseq-interactive failed:\n{done.stderr[-3000:]}")
+    found = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.stdout, re.M))
+    hypotheses = [pieces.decode(found[str(n)].split()) for n in range(len(pairs))]
+    seconds = float(re.search(r"translation time: ([\d.]+)", done.stderr + done.stdout)[1])
+    references = [[pair.vi for pair in pairs]]
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     result = Score(
-        bleu.corpus_score(hypotheses, [references]).score,
-        chrf.corpus_score(hypotheses, [references]).score,
+        bleu.corpus_score(hypotheses, references).score,
+        chrf.corpus_score(hypotheses, references).score,
         (str(bleu.get_signature()), str(chrf.get_signature())),
         hypotheses,
         sum(len(line.split()) for line in hypotheses) / seconds,
     )
-    temporary = model / "test.vi.part"
+    temporary = model / f"{name}.vi.part"
     write_lines(temporary, hypotheses)
-    temporary.replace(model / "test.vi")
+    temporary.replace(model / f"{name}.vi")
     return result
 
 
@@ -83,6 +109,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="+", type=Path, help="folders that train.py wrote")
     parser.add_argument("--data", type=Path, default=Path("data/iwslt15_envi"))
+    parser.add_argument(
+        "--test", type=Path, metavar="DIR", help="with IWSLT15's tst2013.en and .vi"
+    )
     parser.add_argument("--beam", type=int, default=4)
     args = parser.parse_args()
     for model in args.models:
@@ -90,7 +119,10 @@ def main() -> int:
             parser.error(f"{model} holds no checkpoint_best.pt; train it first (train.py)")
     for model in args.models:
         print(shlex.join(command(model, args.data, args.beam)), flush=True)
-        result = score(model, args.data, args.beam)
+        try:
+            result = score(model, args.data, args.beam, args.test)
+        except UserError as error:
+            parser.error(str(error))
         print(f"{model.name}: BLEU {result.bleu:.1f}  chrF {result.chrf:.1f}")
         print("  " + "\n  ".join(result.signatures))
     return 0

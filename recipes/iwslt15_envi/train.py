@@ -1,13 +1,15 @@
 """Trains one model of the recipe: prints the whole fairseq-train command, then runs it.
 
-    python recipes/iwslt15_envi/train.py veps --size base --updates 2000
+    python recipes/iwslt15_envi/train.py transformer veps --size base --updates 2000
 
-Options that this script does not know go to fairseq-train as they are.
+Options that this script does not know go to fairseq-train as they are. The same command continues a
+run that was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -15,19 +17,96 @@ from pathlib import Path
 
 from paramshare.cli import user_dir
 
-# Encoder and decoder layers, width, feed-forward width, heads. "paper" is the size at which
-# IWSLT15 results are usually reported (fairseq's transformer_iwslt_de_en) and wants a GPU.
-SIZES = {
-    "demo": (3, 128, 512, 4),
-    "small": (2, 128, 256, 4),
-    "base": (3, 256, 512, 4),
-    "paper": (6, 512, 1024, 4),
+
+def _both(**options: object) -> dict[str, object]:
+    """Options that encoder and decoder have in common."""
+    return {
+        f"{side}-{name.replace('_', '-')}": value
+        for side in ("encoder", "decoder")
+        for name, value in options.items()
+    }
+
+
+def _transformer(
+    layers: int, width: int, feed_forward: int, dropout: float = 0.1
+) -> dict[str, object]:
+    """One table for source, target and output."""
+    sizes = _both(layers=layers, embed_dim=width, ffn_embed_dim=feed_forward, attention_heads=4)
+    return {
+        "arch": "transformer_iwslt_de_en",
+        "share-all-embeddings": True,
+        **sizes,
+        "dropout": dropout,
+    }
+
+
+def _lstm(layers: int, width: int, hidden: int, dropout: float = 0.1) -> dict[str, object]:
+    """One table for source, target and output, and attention."""
+    sizes = _both(layers=layers, embed_dim=width, hidden_size=hidden)
+    sizes |= {"decoder-out-embed-dim": width, "share-all-embeddings": True}
+    return {"arch": "lstm_luong_wmt_en_de", **sizes, "dropout": dropout}
+
+
+def _fconv(width: int, channels: int, dropout: float = 0.1) -> dict[str, object]:
+    """fairseq's ConvS2S has two tables, one a side, whatever the dictionary; the output is tied to
+    the decoder's. Its layers are fconv_iwslt_de_en's."""
+    sizes = {**_both(embed_dim=width), "decoder-out-embed-dim": width}
+    sizes |= {
+        "encoder-layers": f"[({channels}, 3)] * 4",
+        "decoder-layers": f"[({channels}, 3)] * 3",
+    }
+    return {
+        "arch": "fconv_iwslt_de_en",
+        "share-input-output-embed": True,
+        **sizes,
+        "dropout": dropout,
+    }
+
+
+# "compare" is what compare.py trains on two cores: small, and with the columns that EPS needs.
+# "paper" is about what IWSLT15 results are reported with, and wants a GPU. "-wide" has a
+# feed-forward four times as wide. sizes.py says what each stores, and which of them EPS fits.
+SIZES: dict[str, dict[str, dict[str, object]]] = {
+    "transformer": {
+        "demo": _transformer(3, 128, 512),
+        "small": _transformer(2, 128, 256),
+        "base": _transformer(3, 256, 512),
+        "compare": _transformer(3, 128, 256),
+        "compare-wide": _transformer(3, 128, 1024),
+        "paper": _transformer(6, 512, 1024, dropout=0.3),
+        "paper-wide": _transformer(6, 512, 4096, dropout=0.3),
+    },
+    "lstm": {"compare": _lstm(2, 128, 128), "paper": _lstm(2, 512, 512, dropout=0.3)},
+    "fconv": {"compare": _fconv(128, 192), "paper": _fconv(256, 256, dropout=0.3)},
 }
 # --share and the peak learning rate of each model: the better of those tried, see README.md.
-MODELS = {"baseline": ("none", 3e-3), "veps": ("veps", 5e-3), "eps": ("eps", 5e-3)}
+# "fairseq" is the baseline by fairseq's own task, without paramshare.
+MODELS = {
+    "baseline": ("none", 3e-3),
+    "veps": ("veps", 5e-3),
+    "eps": ("eps", 5e-3),
+    "fairseq": (None, 3e-3),
+}
+
+
+def plugin(model: str) -> list[str]:
+    """The options that choose the task."""
+    if MODELS[model][0] is None:
+        return ["--task", "translation"]
+    return ["--user-dir", str(user_dir()), "--task", "shared_translation"]
+
+
+def environment(model: str, threads: int | None = None) -> dict[str, str]:
+    """Of a fairseq command that takes so many threads; None: as many as there are cores."""
+    own = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    if MODELS[model][0] is None:
+        # torch 2.6 and newer refuse fairseq's checkpoints where no plugin allows what they hold.
+        own["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+    return {**os.environ, **own}
 
 
 def command(
+    arch: str,
     model: str,
     size: str,
     data: Path,
@@ -43,25 +122,20 @@ def command(
 ) -> list[str]:
     """The fairseq-train command; `tokens` a batch, stopping after `updates` or `minutes`."""
     share, default_lr = MODELS[model]
-    layers, width, feed_forward, heads = SIZES[size]
-    args = [
-        *(str(data), "--user-dir", str(user_dir())),
-        *("--task", "shared_translation", "--source-lang", "en", "--target-lang", "vi"),
-        *("--share", share, "--arch", "transformer_iwslt_de_en", "--share-all-embeddings"),
-    ]
-    for side in ("encoder", "decoder"):
-        args += [
-            *(f"--{side}-layers", str(layers), f"--{side}-embed-dim", str(width)),
-            *(f"--{side}-ffn-embed-dim", str(feed_forward)),
-            *(f"--{side}-attention-heads", str(heads)),
-        ]
+    args = [str(data), *plugin(model), "--source-lang", "en", "--target-lang", "vi"]
+    if share is not None:
+        args += ["--share", share]
+    for name, value in SIZES[arch][size].items():
+        args += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     args += [
-        *("--dropout", "0.1", "--criterion", "label_smoothed_cross_entropy"),
-        *("--label-smoothing", "0.1", "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
+        *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
         *("--clip-norm", "1.0", "--lr", str(lr or default_lr)),
         *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", str(warmup)),
-        *("--max-tokens", str(tokens), "--seed", str(seed), "--save-dir", str(out)),
-        *("--no-epoch-checkpoints", "--log-format", "simple", "--log-interval", "20"),
+        # Else the sentences of a batch would depend on where the training was interrupted.
+        *("--max-tokens", str(tokens), "--update-epoch-batch-itr", "True"),
+        *("--seed", str(seed), "--save-dir", str(out), "--no-epoch-checkpoints"),
+        *("--log-format", "simple", "--log-interval", "20"),
     ]
     if updates is not None:
         args += ["--max-update", str(updates)]
@@ -72,10 +146,13 @@ def command(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("arch", choices=SIZES)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--size", choices=SIZES, default="base")
+    parser.add_argument("--size", default="compare", help="default: %(default)s; see README.md")
     parser.add_argument("--data", type=Path, default=Path("data/iwslt15_envi/bin"))
-    parser.add_argument("--out", type=Path, help="default: data/iwslt15_envi/models/MODEL-SIZE")
+    parser.add_argument(
+        "--out", type=Path, help="default: data/iwslt15_envi/models/ARCH-MODEL-SIZE"
+    )
     parser.add_argument("--lr", type=float, help="peak learning rate; default: the model's")
     parser.add_argument("--warmup", type=int, default=400, help="updates to the peak")
     parser.add_argument("--updates", type=int, help="stop after so many updates")
@@ -83,16 +160,18 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=3000, help="tokens a batch")
     parser.add_argument("--seed", type=int, default=1)
     args, extra = parser.parse_known_args()
+    if args.size not in SIZES[args.arch]:
+        parser.error(f"{args.arch} has no size {args.size}; use {', '.join(SIZES[args.arch])}")
     if not (args.data / "dict.en.txt").exists():
         parser.error(f"{args.data} holds no prepared data; run recipes/iwslt15_envi/prepare.py")
     if args.updates is None and args.minutes is None:
         parser.error("say when to stop: --updates or --minutes")
-    out = args.out or args.data.parent / "models" / f"{args.model}-{args.size}"
     run = command(
+        args.arch,
         args.model,
         args.size,
         args.data,
-        out,
+        args.out or args.data.parent / "models" / f"{args.arch}-{args.model}-{args.size}",
         lr=args.lr,
         warmup=args.warmup,
         updates=args.updates,
@@ -102,7 +181,7 @@ def main() -> int:
         extra=tuple(extra),
     )
     print(shlex.join(run), flush=True)
-    return subprocess.run(run).returncode
+    return subprocess.run(run, env=environment(args.model)).returncode
 
 
 if __name__ == "__main__":

@@ -190,7 +190,8 @@ def test_two_formats_one_coco(coco: Coco, karpathy: Path, official: Path) -> Non
 def stored(model: str, arch: str, size: str, captions: Path, data: Path, *extra: str) -> int:
     """Parameters of a model of train.py."""
     where = (captions, data / "features" / LITE, data / "models" / "none")
-    _, made = building.build(train.Run(arch, model, size, *where, extra=extra))
+    run = train.Run(arch, model, size, *where, extra=extra)
+    _, made = building.build(run.command()[3:])
     return count_parameters(made)
 
 

@@ -1,21 +1,22 @@
-"""The recipe's training, scoring and demo, through their command lines on a made-up corpus."""
+"""The recipe's training, scoring, comparison and demo, on a made-up corpus."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import shlex
 import string
 from pathlib import Path
 
 import pytest
 from commands import python
+from loading import RECIPES, within
 
 pytest.importorskip("fairseq")
 pytest.importorskip("sentencepiece")
 
-ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "iwslt15_envi"
+RECIPE = RECIPES / "iwslt15_envi"
 
 
 def script(name: str, *arguments: object, **options):
@@ -70,20 +71,24 @@ def test_scoring_a_trained_model(demo) -> None:
     assert done.returncode == 0, done.stderr
     bleu = json.loads((out / "results.json").read_text())["veps"]["bleu"]
     assert f"veps: BLEU {bleu:.1f}" in done.stdout
-    assert "fairseq_cli.generate" in done.stdout
+    assert "fairseq_cli.interactive" in done.stdout
     assert re.search(r"nrefs:1\|.*\|version:", done.stdout)
 
 
-def test_scoring_without_a_model(tmp_path: Path) -> None:
+def test_scoring_without_a_model_or_a_test_set(demo, tmp_path: Path) -> None:
     done = script("score.py", tmp_path)
     assert done.returncode == 2
     assert "holds no checkpoint_best.pt; train it first" in done.stderr
+    out, _ = demo
+    done = script("score.py", out / "veps", "--data", out / "data", "--test", tmp_path)
+    assert done.returncode == 2
+    assert "there is no tst2013.en" in done.stderr
 
 
 def test_training_prints_its_command_and_passes_options_on(demo, tmp_path: Path) -> None:
     out, _ = demo
     done = script(
-        *("train.py", "veps", "--size", "small", "--data", out / "data" / "bin"),
+        *("train.py", "transformer", "veps", "--size", "small", "--data", out / "data" / "bin"),
         *("--out", tmp_path, "--updates", "2", "--share-blocks", "3", "--no-save"),
     )
     assert done.returncode == 0, done.stderr
@@ -97,9 +102,10 @@ def test_training_prints_its_command_and_passes_options_on(demo, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["veps"], "say when to stop: --updates or --minutes"),
-        (["veps", "--data", "nowhere", "--updates", "1"], "run recipes/iwslt15_envi/prepare.py"),
-        (["other", "--updates", "1"], "invalid choice: 'other'"),
+        (["lstm", "veps"], "say when to stop: --updates or --minutes"),
+        (["lstm", "veps", "--data", "nowhere"], "run recipes/iwslt15_envi/prepare.py"),
+        (["lstm", "other", "--updates", "1"], "invalid choice: 'other'"),
+        (["lstm", "veps", "--size", "demo"], "lstm has no size demo; use compare, paper"),
     ],
 )
 def test_training_explains_itself(arguments, message: str, demo) -> None:
@@ -126,3 +132,176 @@ def test_probes_are_what_the_readme_shows() -> None:
     assert len(table) == 2 + len(runs)
     readme = (RECIPE / "README.md").read_text("utf8")
     assert done.stdout in readme
+
+
+# ---------------------------------------------------------------------- the comparison
+
+# Of every size, so that only its name and the width of its feed-forward are left.
+TINY = [
+    f"--{side}-{what}"
+    for side in ("encoder", "decoder")
+    for what in ("layers=1", "embed-dim=32", "attention-heads=2")
+]
+
+
+def compare(data: Path, results: Path, *more: object, **settings: object) -> int:
+    """compare.py with other settings of its own."""
+    with within("iwslt15_envi"), pytest.MonkeyPatch.context() as patch:
+        import compare
+
+        for name, value in settings.items():
+            patch.setattr(compare, name, value)
+        return compare.main(["--data", str(data), "--results", str(results), *map(str, more)])
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf8").splitlines()]
+
+
+def test_comparing_transformers(
+    demo,
+    files: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three of the models, one rate, one seed, twenty updates; the second command scores the talks
+    and trains nothing."""
+    data, results = demo[0] / "data", tmp_path / "results"
+    results.mkdir()
+    (results / "README.md").write_text("before\n<!-- results -->\n<!-- end -->\nafter\n")
+    with within("iwslt15_envi"):
+        from compare import Comparison, Model, Plan
+
+    names = ("baseline", "eps", "fairseq")
+    models = [Model("transformer", name, "compare") for name in names]
+    monkeypatch.setattr(Comparison, "models", lambda self, eps_size: models)
+    how = {"SEEDS": {}, "PLANS": {"compare": Plan(1000, 5, 10, 20, (1e-3,))}}
+    arguments = [data, results, "--archs", "transformer", "--jobs", 2, *TINY]
+    assert compare(*arguments, **how) == 0
+    printed = capfd.readouterr().out
+    assert printed.count("fairseq_cli.train") == 2 + 3  # probes, which go on, and fairseq's task
+    assert len(lines(results / "rates.jsonl")) == 2
+    rows = lines(results / "results.jsonl")
+    found = {row["model"]: row for row in rows}
+    assert sorted(found) == sorted(names)
+    plain, alone = found["baseline"], found["fairseq"]
+    # Trained in two parts, and at once; by both tasks.
+    for name in ("stored", "dev_perplexity", "bleu", "chrf"):
+        assert plain[name] == alone[name]
+    assert plain["stored"] > found["eps"]["stored"]
+    assert all("talks" not in row for row in rows)
+
+    assert compare(*arguments, "--test", files, **how) == 0
+    printed = capfd.readouterr().out
+    assert "fairseq_cli.train" not in printed
+    rows = lines(results / "results.jsonl")
+    # Here the talks are the test set, but for what prepare.py does to both.
+    assert [row["talks"] for row in rows] == [
+        {name: row[name] for name in ("bleu", "chrf", "signatures")} for row in rows
+    ]
+    readme = (results / "README.md").read_text("utf8")
+    assert readme.startswith("before\n<!-- results -->\n| model | stored | compression |")
+    assert "| Transformer, plain, fairseq's task | " in readme
+    assert readme.endswith("<!-- end -->\nafter\n")
+    assert (results / "results.png").read_bytes().startswith(b"\x89PNG")
+
+    # The command of a row trains the same model by hand.
+    command = shlex.split(alone["command"])
+    done = script(*command, "--data", data / "bin", "--out", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    perplexities = re.findall(r"valid on .* ppl ([\d.]+)", done.stdout + done.stderr)
+    assert float(perplexities[-1]) == alone["dev_perplexity"]
+
+
+def test_eps_where_it_does_not_fit(
+    demo, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the papers' sizes with 4,000 types; what would be trained is made up."""
+    data = demo[0] / "data"
+    trained = []
+    with within("iwslt15_envi"):
+        from compare import PLANS, Comparison, Log, Model
+
+    def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
+        trained.append((*model, lr, seed, updates))
+        return Log(1000 if model.model == "eps" else 2000, 10 + abs(lr - 1e-3) + 5 / updates)
+
+    def score(self, model: Model, out: Path, talks: Path | None = None) -> dict:
+        return {"bleu": 20.0 if model.size == "paper" else 10.0, "chrf": 30.0, "signatures": []}
+
+    monkeypatch.setattr(Comparison, "train", train)
+    monkeypatch.setattr(Comparison, "score", score)
+    arguments = [data, tmp_path, "--size", "paper", "--archs", "transformer", "fconv"]
+    assert compare(*arguments) == 0
+    printed = capfd.readouterr().out
+    said = re.search(r"^transformer, paper: EPS needs (\d+) columns, the table has 512: ", printed)
+    assert said
+    assert f"{int(said[1]) - 512} are missing; its size is compare\n" in printed
+    assert "fconv, paper" not in printed
+    plan = PLANS["paper"]
+    probes = [run for run in trained if run[-1] == plan.probe]
+    runs = [run for run in trained if run[-1] == plan.updates]
+    assert len(probes) == 3 * (5 + 3)
+    assert {run[3] for run in runs} == {1e-3}
+    wanted = [
+        *(("transformer", model, "paper") for model in ("baseline", "veps", "fairseq")),
+        *(("transformer", model, "compare") for model in ("baseline", "eps")),
+        *(("transformer", "veps", "paper-wide"),),
+        *(("fconv", model, "paper") for model in ("baseline", "veps", "eps")),
+    ]
+    assert sorted({run[:3] for run in runs}) == sorted(wanted)
+    twice = [run[:3] for run in runs if run[4] == 2]
+    assert sorted(twice) == sorted(
+        run for run in wanted if run[1] in ("baseline", "veps") and not run[2].endswith("wide")
+    )
+    table = printed[printed.index("| model | stored") :].splitlines()
+    assert len(table) == 2 + len(wanted)
+    (eps,) = [line for line in table if line.startswith("| Transformer, EPS |")]
+    assert "| 1,000 | 2.00x | 0.001 | 1 |" in eps
+    assert "| 100% |" in eps  # of the twin at its own size
+
+    trained.clear()
+    assert compare(*arguments) == 0
+    assert trained == []
+    assert compare(data, tmp_path, "--show", "--size", "paper") == 0
+    assert capfd.readouterr().out.splitlines()[-len(table) :] == table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--show"], "has no lines of this data"),
+        (["--updates", "400"], "more than 400, a probe's"),
+        (["--test", "nowhere"], "there is no tst2013.en"),
+    ],
+)
+def test_comparing_explains_itself(
+    arguments: list[str], message: str, demo, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(demo[0] / "data", tmp_path, *arguments) == 1
+    assert message in capfd.readouterr().err
+
+
+def test_sizes_are_what_the_readme_shows() -> None:
+    readme = (RECIPE / "README.md").read_text("utf8")
+    for types in (4000, 16000):
+        done = script("sizes.py", "--types", types)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout in readme
+
+
+def test_the_table_is_made_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (RECIPE / "results.jsonl").exists():
+        pytest.skip("the comparison's lines are not there yet")
+    (data,) = {row["data"] for row in lines(RECIPE / "results.jsonl")}
+    with within("iwslt15_envi"):
+        import compare
+        import scoreboard
+
+        monkeypatch.setattr(compare, "data_digest", lambda folder: data)
+        arguments = ["--data", str(RECIPE), "--results", str(RECIPE)]
+        rows = compare.Comparison(compare.parse(arguments)).shown()
+        table = scoreboard.table(rows)
+    assert len(rows) == 11
+    assert f"\n{table}\n" in (RECIPE / "README.md").read_text("utf8")

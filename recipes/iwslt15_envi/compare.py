@@ -1,0 +1,376 @@
+"""Trains all translators of the comparison on the same data and scores them, in one command.
+
+    python recipes/iwslt15_envi/compare.py                       # four hours on two cores
+    python recipes/iwslt15_envi/compare.py --archs lstm --test DIR
+    python recipes/iwslt15_envi/compare.py --show                # only shows what there is
+
+Of each architecture: plain, VEPS and EPS, with the same batches in the same order and as many
+updates. Where EPS lacks columns, it says how many, and trains EPS and a plain twin at the size
+"compare". Of the Transformer also VEPS with a feed-forward four times as wide, and the plain model
+by fairseq's own task. The learning rate of each is the best of three on the dev set: a probe is the
+beginning of a training, and the best one goes on. Plain and VEPS have two seeds. --test DIR scores
+tst2013 of the IWSLT15 files as well, also of what was trained before. As many models are trained at
+once as there are cores, or one where there is a GPU.
+
+Every finished run is a line of RESULTS (results.jsonl, rates.jsonl) and is not repeated: the same
+command goes on from there. Table and plot (README.md, between its marks, and results.png) are
+written there, too. Options that this script does not know go to fairseq-train as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+import score
+import scoreboard
+import sizes
+import train
+from quiet import import_tasks
+from results import Row, read_rows, write_rows
+from script import check_installed, parser, run_script
+from stages import STAMP, UserError, only_one
+
+from paramshare.cli import user_dir
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "iwslt15_envi"
+FITTING = "compare"  # the size that EPS has columns for
+SEEDS = {"baseline": 2, "veps": 2}  # else one
+RATES, ROWS = "rates.jsonl", "results.jsonl"
+NEEDED = {"fairseq": "fairseq-fixed", "matplotlib": "matplotlib"}
+
+
+class Plan(NamedTuple):
+    """Of a training: tokens a batch, updates of the warm-up, of a probe, in all, and the peak
+    learning rates that are probed."""
+
+    tokens: int
+    warmup: int
+    probe: int
+    updates: int
+    rates: tuple[float, ...]
+
+
+PLANS = {
+    "compare": Plan(2000, 200, 400, 1200, (1.5e-3, 3e-3, 6e-3)),
+    "paper": Plan(16000, 2000, 4000, 20000, (5e-4, 1e-3, 2e-3)),
+}
+
+
+class Model(NamedTuple):
+    """One row of the table."""
+
+    arch: str
+    model: str
+    size: str
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument(
+        "--data", type=Path, default=DATA, metavar="DIR", help="of prepare.py (%(default)s)"
+    )
+    options.add_argument(
+        "--out", type=Path, metavar="DIR", help="of the models (default: DATA/models/compare)"
+    )
+    options.add_argument(
+        "--results", type=Path, metavar="DIR", help="of lines and table (default: DATA/results)"
+    )
+    options.add_argument(
+        "--archs", nargs="+", choices=train.SIZES, default=list(train.SIZES), metavar="ARCH"
+    )
+    options.add_argument("--size", choices=PLANS, default="compare", help="%(default)s")
+    options.add_argument("--updates", type=int, metavar="N", help="default: the size's")
+    options.add_argument("--test", type=Path, metavar="DIR", help="with tst2013.en and tst2013.vi")
+    options.add_argument("--jobs", type=int, metavar="N", help="trainings at once")
+    options.add_argument("--show", action="store_true", help="train nothing, show what there is")
+    args, args.extra = options.parse_known_args(arguments)
+    return args
+
+
+class Comparison:
+    """The runs, each of which is made once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.plan = PLANS[args.size]
+        if args.updates is not None:
+            self.plan = self.plan._replace(updates=args.updates)
+        self.folder = args.out or args.data / "models" / "compare"
+        self.results = args.results or args.data / "results"
+        self.lines = {name: read_rows(self.results / name) for name in (RATES, ROWS)}
+        self.data = data_digest(args.data)
+        self.lock = Lock()
+
+    # ------------------------------------------------------------------ what is trained
+
+    def models(self, eps_size: Callable[[str], str]) -> list[Model]:
+        found = []
+        for arch in self.args.archs:
+            size = eps_size(arch)
+            found += [Model(arch, "baseline", self.args.size), Model(arch, "veps", self.args.size)]
+            if size != self.args.size:
+                found.append(Model(arch, "baseline", size))
+            found.append(Model(arch, "eps", size))
+            if f"{self.args.size}-wide" in train.SIZES[arch]:
+                found.append(Model(arch, "veps", f"{self.args.size}-wide"))
+                found.append(Model(arch, "fairseq", self.args.size))
+        return found
+
+    def eps_size(self, arch: str) -> str:
+        """The size that EPS is trained at; says so where it is another one."""
+        for size in (self.args.size, FITTING):
+            lacks = sizes.missing(arch, size, self.args.data / "bin", tuple(self.args.extra))
+            if lacks is None:
+                return size
+            print(f"{arch}, {size}: EPS {lacks}; its size is {FITTING}", flush=True)
+        raise UserError(
+            f"{arch}: EPS fits neither {self.args.size} nor {FITTING}; "
+            "give it more columns: prepare.py --vocab-size N"
+        )
+
+    def identity(self, model: Model) -> Row:
+        """What its lines agree in."""
+        return {**model._asdict(), "settings": self.settings(model), "data": self.data}
+
+    def settings(self, model: Model) -> str:
+        """A digest of all options but those that differ between its runs, or its machines."""
+        command = self.command(model, 1.0, 1, 1, Path("."))[4:]
+        return _digest([option for option in command if option != str(user_dir())])
+
+    def command(self, model: Model, lr: float, seed: int, updates: int, out: Path) -> list[str]:
+        return train.command(
+            *(*model, self.args.data / "bin", out),
+            lr=lr,
+            warmup=self.plan.warmup,
+            updates=updates,
+            tokens=self.plan.tokens,
+            seed=seed,
+            extra=tuple(self.args.extra),
+        )
+
+    # ------------------------------------------------------------------ lines
+
+    def found(self, name: str, model: Model, **more: Any) -> Row | None:
+        """A line of RATES or ROWS."""
+        wanted = {**self.identity(model), **more}
+        return next((row for row in self.lines[name] if wanted.items() <= row.items()), None)
+
+    def keep(self, name: str, row: Row) -> None:
+        with self.lock:
+            self.lines[name].append(row)
+            write_rows(self.results / name, self.lines[name])
+            print(json.dumps(row), flush=True)
+
+    def rate(self, model: Model) -> float | None:
+        """The best of the probes'; None before they are all there."""
+        if model.model == "fairseq":  # is to be the same as the baseline
+            model = model._replace(model="baseline")
+        probes = [
+            self.found(RATES, model, updates=self.plan.probe, lr=lr) for lr in self.plan.rates
+        ]
+        if None in probes:
+            return None
+        return min(probes, key=lambda probe: probe["dev_perplexity"])["lr"]
+
+    def row(self, model: Model, seed: int) -> Row | None:
+        return self.found(ROWS, model, updates=self.plan.updates, lr=self.rate(model), seed=seed)
+
+    def shown(self) -> dict[Model, list[Row]]:
+        """The rows of the table, by seed."""
+        sized = [self.models(lambda arch, size=size: size) for size in (self.args.size, FITTING)]
+        rows = {}
+        for model in dict.fromkeys([*sized[0], *sized[1]]):
+            found = [self.row(model, seed) for seed in _seeds(model)]
+            if any(found):
+                rows[model] = [row for row in found if row is not None]
+        return rows
+
+    # ------------------------------------------------------------------ training
+
+    def train_all(self) -> None:
+        models = self.models(self.eps_size)
+        probed = [model for model in models if model.model != "fairseq"]
+        self.at_once(
+            (self.probe, model, lr)
+            for model in probed
+            for lr in self.plan.rates
+            if self.found(RATES, model, updates=self.plan.probe, lr=lr) is None
+        )
+        for model in probed:
+            for lr in {*self.plan.rates} - {self.rate(model)}:
+                shutil.rmtree(self.out(model, lr, 1), ignore_errors=True)
+        runs = [(model, seed) for model in models for seed in _seeds(model)]
+        runs.sort(key=lambda run: run[1])  # first one seed of each
+        self.at_once((self.run, *run) for run in runs if self.row(*run) is None)
+        if self.args.test is not None:
+            self.at_once((self.score_talks, *run) for run in runs)
+
+    def at_once(self, calls: Iterable[tuple[Callable[..., None], Any, Any]]) -> None:
+        with ThreadPoolExecutor(self.jobs) as pool:
+            waiting = [pool.submit(*call) for call in calls]
+            try:
+                for future in waiting:
+                    future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    @property
+    def jobs(self) -> int:
+        import torch
+
+        return self.args.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
+
+    @property
+    def threads(self) -> int | None:
+        return 1 if self.jobs > 1 else None
+
+    def out(self, model: Model, lr: float, seed: int) -> Path:
+        of = _digest(self.identity(model))[:6]  # no run goes on with other settings
+        return self.folder / f"{'-'.join(model)}-{lr:g}-{seed}-{of}"
+
+    def probe(self, model: Model, lr: float) -> None:
+        log = self.train(model, lr, 1, self.plan.probe)
+        row = {**self.identity(model), "updates": self.plan.probe, "lr": lr}
+        self.keep(RATES, {**row, "dev_perplexity": log.perplexity})
+
+    def run(self, model: Model, seed: int) -> None:
+        lr = self.rate(model)
+        log = self.train(model, lr, seed, self.plan.updates)
+        out = self.out(model, lr, seed)
+        row = {**self.identity(model), "updates": self.plan.updates, "lr": lr, "seed": seed}
+        row.update(stored=log.stored, dev_perplexity=log.perplexity, **self.score(model, out))
+        if self.args.test is not None:
+            row["talks"] = self.score(model, out, self.args.test)
+        options = ["--size", model.size, "--lr", f"{lr:g}", "--seed", str(seed)]
+        for name in ("warmup", "tokens", "updates"):
+            options += [f"--{name}", str(getattr(self.plan, name))]
+        row["command"] = shlex.join(
+            ["train.py", model.arch, model.model, *options, *self.args.extra]
+        )
+        self.keep(ROWS, row)
+        # Not before there is the line: without it, the run would go on.
+        (out / "checkpoint_last.pt").unlink(missing_ok=True)
+
+    def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
+        """Up to so many updates, from where an earlier training has ended."""
+        out = self.out(model, lr, seed)
+        log = out / "train.log"
+        if read_log(log, updates) is None:
+            command = self.command(model, lr, seed, updates, out)
+            out.mkdir(parents=True, exist_ok=True)
+            print("+", shlex.join(command), ">", log, flush=True)
+            with log.open("a") as file:
+                done = subprocess.run(
+                    command,
+                    stdout=file,
+                    stderr=file,
+                    env=train.environment(model.model, self.threads),
+                )
+            if done.returncode:
+                raise UserError(f"fairseq-train failed, see {log}; the same command goes on")
+        found = read_log(log, updates)
+        if found is None:
+            raise UserError(f"{log} does not say how good the model is after {updates} updates")
+        return found
+
+    # ------------------------------------------------------------------ scores
+
+    def score(self, model: Model, out: Path, talks: Path | None = None) -> Row:
+        found = score.score(
+            out, self.args.data, talks=talks, kind=model.model, threads=self.threads
+        )
+        scores = {"bleu": round(found.bleu, 2), "chrf": round(found.chrf, 2)}
+        return {**scores, "signatures": found.signatures}
+
+    def score_talks(self, model: Model, seed: int) -> None:
+        """Of what was trained without --test, and is still there."""
+        row = self.row(model, seed)
+        out = self.out(model, row["lr"], seed)
+        if "talks" not in row and (out / "checkpoint_best.pt").is_file():
+            row["talks"] = self.score(model, out, self.args.test)
+            with self.lock:
+                write_rows(self.results / ROWS, self.lines[ROWS])
+
+
+class Log(NamedTuple):
+    """What fairseq-train says of a model."""
+
+    stored: int
+    perplexity: float
+
+
+def read_log(path: Path, updates: int) -> Log | None:
+    """None unless it was trained for exactly so many updates, to the end."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    stored = re.search(r"parameters: stored ([\d,]+)|num\. shared model params: ([\d,]+)", text)
+    valid = rf"valid on 'valid' subset .*? ppl ([\d.]+) .*num_updates {updates}\b"
+    for found in re.finditer(valid, text):
+        rest, ended, _ = text[found.end() :].partition("done training")
+        later = set(re.findall(r"num_updates[ =](\d+)", rest))
+        if stored and ended and later <= {str(updates)}:
+            number = (stored[1] or stored[2]).replace(",", "")
+            return Log(int(number), float(found[1]))
+    return None
+
+
+def data_digest(data: Path) -> str:
+    """Of the text, and how it is cut into pieces."""
+    stamp = json.loads((data / "bin" / STAMP).read_text("utf-8"))
+    return _digest(stamp["settings"])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _seeds(model: Model) -> Sequence[int]:
+    wide = model.size.endswith("-wide")
+    return range(1, 1 + (1 if wide else SEEDS.get(model.model, 1)))
+
+
+def compare(args: argparse.Namespace) -> None:
+    if args.updates is not None and args.updates <= PLANS[args.size].probe:
+        raise UserError(f"--updates {args.updates}: more than {PLANS[args.size].probe}, a probe's")
+    if not (args.data / "bin" / STAMP).is_file():
+        raise UserError(f"{args.data} holds no prepared data: run prepare.py")
+    if args.test is not None:
+        score.read_test(args.data, args.test)  # at the beginning of hours, not at their end
+    comparison = Comparison(args)
+    if not args.show:
+        import_tasks()
+        comparison.results.mkdir(parents=True, exist_ok=True)
+        with only_one(comparison.folder):
+            comparison.train_all()
+    rows = comparison.shown()
+    if not rows:
+        raise UserError(f"{comparison.results} has no lines of this data: leave --show out")
+    scoreboard.show(rows, comparison.results)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+
+    def body() -> None:
+        check_installed(NEEDED)
+        compare(args)
+
+    return run_script("compare.py", body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The table of the comparison, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from results import Row, markdown, put_table, save_figure
+
+ARCHS = {"transformer": "Transformer", "lstm": "LSTM", "fconv": "ConvS2S"}
+MODELS = {"baseline": "plain", "veps": "VEPS", "eps": "EPS", "fairseq": "plain, fairseq's task"}
+Rows = Mapping[Any, Sequence[Row]]
+
+
+def show(rows: Rows, folder: Path) -> None:
+    """Prints the table and writes it into README.md in `folder`, the plot into results.png."""
+    text = table(rows)
+    print(text)
+    put_table(folder / "README.md", text)
+    plot(rows, folder / "results.png")
+
+
+def table(rows: Rows) -> str:
+    """In Markdown: means over the seeds, with the least and the greatest; the twin of a model is
+    the plain one of its architecture and size, but for a wider feed-forward."""
+    head = ["model", "stored", "compression", "learning rate", "seeds", "dev perplexity"]
+    head += ["BLEU", "chrF", "of the twin's BLEU", "talks: BLEU", "chrF"]
+    lines = []
+    for model, found in rows.items():
+        first, twin = found[0], _twin(model, rows)
+        cells = [name(model), f"{first['stored']:,}", "", f"{first['lr']:g}", str(len(found))]
+        cells += [_spread([row["dev_perplexity"] for row in found], 2)]
+        cells += [_spread([row[score] for row in found]) for score in ("bleu", "chrf")]
+        cells.append("")
+        talks = [row["talks"] for row in found if "talks" in row]
+        cells += [_spread([row[score] for row in talks]) for score in ("bleu", "chrf")]
+        if twin:
+            cells[2] = f"{twin[0]['stored'] / first['stored']:.2f}x"
+            if _bleu(twin):
+                cells[8] = f"{100 * _bleu(found) / _bleu(twin):.0f}%"
+        lines.append(cells)
+    return markdown(head, lines)
+
+
+def plot(rows: Rows, path: Path) -> None:
+    """BLEU against what is stored: a pale mark a seed, a large one at their mean, a line from twin
+    to shared model."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colors = {arch: f"C{n}" for n, arch in enumerate(ARCHS)}
+    markers = {"baseline": "o", "veps": "^", "eps": "s", "fairseq": "x"}
+    for model, found in rows.items():
+        stored, dots = found[0]["stored"], [row["bleu"] for row in found]
+        look = {"color": colors[model.arch], "marker": markers[model.model]}
+        axes.scatter([stored] * len(dots), dots, alpha=0.35, **look)
+        axes.scatter(stored, mean(dots), s=90, label=name(model), **look)
+        if twin := _twin(model, rows):
+            ends = [twin[0]["stored"], stored], [_bleu(twin), mean(dots)]
+            axes.plot(*ends, color=colors[model.arch], linewidth=1, alpha=0.6)
+    axes.set_xscale("log")
+    axes.set_xlabel("stored parameters")
+    axes.set_ylabel("BLEU of the held-out test set")
+    axes.set_title("Each line joins a shared translator with its plain twin")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    save_figure(figure, path)
+
+
+def name(model: Any) -> str:
+    """As tables call it; the size of compare.py goes without saying."""
+    size = model.size.removeprefix("compare").removeprefix("-")
+    size = "wide feed-forward" if size == "wide" else size
+    return ", ".join(part for part in (ARCHS[model.arch], MODELS[model.model], size) if part)
+
+
+def _twin(model: Any, rows: Rows) -> Sequence[Row] | None:
+    if model.model not in ("veps", "eps"):
+        return None
+    return rows.get(model._replace(model="baseline", size=model.size.removesuffix("-wide")))
+
+
+def _bleu(found: Sequence[Row]) -> float:
+    return mean(row["bleu"] for row in found)
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    """The mean, and between what."""
+    if not values:
+        return ""
+    text = f"{mean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return text
