@@ -235,7 +235,10 @@ class Pool(nn.Module):
         )
 
     def _frame(self, training: bool, whole: bool = False) -> Frame:
-        return self.holder.frame(self._stored(), training, whole)
+        # Nothing is kept of what FSDP gathers: it does that into the same tensors each time, and
+        # their versions do not show it.
+        gathered = "_is_fsdp_managed_module" in self.embedding.__dict__
+        return self.holder.frame(self._stored(), training or gathered, whole)
 
     def _stored(self) -> list[Tensor]:
         """What everything is derived from."""
