@@ -159,7 +159,9 @@ class Pool(nn.Module):
                 else self._table_blocks(frame, group.cols, group.blocks)
             )
             output = apply_tiles(input, blocks, None if self.projection is None else projection)
-            output = output if self.scale is None else output * self.scale[index]
+            if self.scale is not None:
+                # A copy: before every forward pass DDP may write what buffers have already.
+                output = output * self.scale[index].clone()
             return complete(output, input, projection_bias, group.rows, bias)
         blocks = self._table_blocks(frame, group.cols, group.blocks)
         reduced = reduced_input(frame, input, blocks, index, self._device)
