@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
+from paramshare.checks import is_sharded
 from paramshare.errors import ShareError
 from paramshare.plan import SharingPlan
 from paramshare.quantized import narrow_names, quantized_paths, restructure
@@ -41,6 +42,12 @@ def save_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or tensor.is_meta:
             raise ShareError(f"{name} is no tensor with values, and cannot be saved to {path}")
+        if is_sharded(tensor):
+            raise ShareError(
+                f"{name} is sharded: gather the state (get_model_state_dict of torch.distributed."
+                "checkpoint.state_dict with full_state_dict=True), load it into a module that is "
+                "shared alike and not sharded, and save that"
+            )
         kept = first.setdefault(id(tensor), name)
         if kept == name:
             tensors[name] = (tensor.half() if name in narrow else tensor).detach().contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import Parameter, UninitializedParameter
 
 from paramshare.errors import ShareError
@@ -75,6 +75,11 @@ _WRAPPERS = {
     "OptimizedModule",  # torch.compile
     "ScriptModule",
 }
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process has only a part of it: it is a DTensor, as FSDP2 makes them."""
+    return hasattr(tensor, "placements")  # the class is slow to import, and not in every torch
 
 
 def check_slots(module: nn.Module, slots: list[Slot], table: Parameter) -> list[Parameter]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paramshare.checks import is_sharded
 from paramshare.errors import ShareError
 
 # (what, gradients on?, autocast dtype) -> tensors. The modes are in the key, since a tensor made in
@@ -89,7 +90,14 @@ class Holder:
 
 
 def new_frame(tensors: list[Tensor]) -> Frame:
-    """An empty one, for what is derived from these tensors as they are now."""
+    """An empty one, for what is derived from these tensors as they are now. Raises ShareError where
+    this process has only a part of them."""
+    if any(map(is_sharded, tensors)):
+        raise ShareError(
+            "the table or the projection is sharded where a weight is read from it: both must be "
+            "whole while the shared module runs, so apply fully_shard to its layers and to itself, "
+            "not to its embedding or its pool (paramshare), and call it, not a part of it"
+        )
     return {_STATE: _state(tensors)}
 
 

@@ -160,7 +160,9 @@ class Pool(nn.Module):
                 else self._table_blocks(frame, group.cols, group.blocks)
             )
             output = apply_tiles(input, blocks, None if self.projection is None else projection)
-            output = output if self.scale is None else output * self.scale[index]
+            if self.scale is not None:
+                # A copy: before every forward pass DDP may write what buffers have already.
+                output = output * self.scale[index].clone()
             return complete(output, input, projection_bias, group.rows, bias)
         blocks = self._table_blocks(frame, group.cols, group.blocks)
         reduced = reduced_input(frame, input, blocks, index, self._device)
@@ -236,7 +238,10 @@ class Pool(nn.Module):
         )
 
     def _frame(self, training: bool, whole: bool = False) -> Frame:
-        return self.holder.frame(self._stored(), training, whole)
+        # Nothing is kept of what FSDP gathers: it does that into the same tensors each time, and
+        # their versions do not show it.
+        gathered = "_is_fsdp_managed_module" in self.embedding.__dict__
+        return self.holder.frame(self._stored(), training or gathered, whole)
 
     def _stored(self) -> list[Tensor]:
         """What everything is derived from."""

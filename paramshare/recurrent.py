@@ -17,6 +17,10 @@ class FlatWeights:
 
     _flat_weights_names: list[str]
 
+    # nn.RNNBase also writes what is set into its list, for which every weight would be read: FSDP
+    # sets the biases while the table is not there.
+    __setattr__ = nn.Module.__setattr__
+
     @property
     def _flat_weights(self) -> list[Tensor | None]:
         return [getattr(self, name, None) for name in self._flat_weights_names]

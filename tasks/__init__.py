@@ -2,24 +2,29 @@
 through which fairseq's commands do that with `--user-dir`."""
 
 import argparse
+import typing
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 try:
-    import fairseq  # noqa: F401
+    from fairseq.distributed.utils import _TensorPlaceholder
 except ImportError as error:
     raise ImportError(
         f"paramshare.tasks needs fairseq ({error}): pip install 'paramshare[fairseq]', which takes "
         "the maintained distribution fairseq-fixed; upstream 0.12.2 does not import on "
         "Python 3.11 or newer"
     ) from error
+from omegaconf import AnyNode, DictConfig, ListConfig
+from omegaconf.base import ContainerMetadata, Metadata
 
 
 def allow_checkpoints() -> None:
-    """Allows torch.load (2.6 and newer) what fairseq's checkpoints hold: their arguments, and with
-    --eval-bleu the counts of its n-grams, as numpy arrays and numbers.
+    """Allows torch.load (2.6 and newer) what fairseq's checkpoints hold: their arguments, with
+    --eval-bleu the counts of its n-grams, as numpy arrays and numbers, and what is in them when one
+    of several workers hands them to the others: configurations, and what stands for a tensor.
 
     Importing this package does it. It is to be done again after transformers' Trainer has resumed
     in the same process, which takes back what it allows for itself.
@@ -28,6 +33,8 @@ def allow_checkpoints() -> None:
     torch.serialization.add_safe_globals(
         [
             argparse.Namespace,
+            *(_TensorPlaceholder, DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata),
+            *((typing.Any, "typing.Any"), defaultdict, dict, list, int),
             np.ndarray,
             np.dtype,
             *(type(array.dtype) for array in counts),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 
 def python(*arguments: object, **options) -> subprocess.CompletedProcess:
@@ -16,3 +18,21 @@ def python(*arguments: object, **options) -> subprocess.CompletedProcess:
 def fairseq(name: str, *arguments: object, **options) -> subprocess.CompletedProcess:
     """fairseq-NAME."""
     return python("-m", f"fairseq_cli.{name}", *arguments, **options)
+
+
+def fairseq_workers(
+    name: str, store: Path, *arguments: object
+) -> list[subprocess.CompletedProcess]:
+    """fairseq-NAME by two workers at once, without a GPU. fairseq by itself starts one worker for
+    each GPU, so they are started here; `store`, a file that is not there, is where they meet."""
+    common = [
+        *("--cpu", "--distributed-backend", "gloo", "--distributed-world-size", 2),
+        *("--distributed-no-spawn", "--distributed-init-method", f"file://{store}"),
+        *("--ddp-backend", "legacy_ddp"),  # the other one asks for the GPU's number
+    ]
+    with ThreadPoolExecutor() as pool:
+        calls = [
+            pool.submit(fairseq, name, *arguments, *common, "--distributed-rank", rank)
+            for rank in range(2)
+        ]
+        return [call.result() for call in calls]

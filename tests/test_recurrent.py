@@ -52,6 +52,19 @@ def test_a_recurrent_module_by_itself_derives_each_weight_once(name: str, genera
     assert sorted(generated) == [[index] for index in range(groups)]
 
 
+def test_setting_a_bias_reads_no_weight(generated) -> None:
+    """FSDP does it while there is no table to read them from."""
+    module = build("Recurrent")
+    share(module)
+    before = module(*batch())
+    generated.clear()
+    bias = nn.Parameter(module.rnn.bias_hh_l0 + 1)
+    module.rnn.bias_hh_l0 = bias
+    assert generated == []
+    assert module.rnn.bias_hh_l0 is bias
+    assert not torch.equal(module(*batch()), before)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_a_step_on_the_table_alone_trains_both_matrices(name: str) -> None:
     """Copies that only look trained gave a loss that does not move."""

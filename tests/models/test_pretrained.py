@@ -7,6 +7,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from catalogue import Case, batch, transformers_models
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from workers import in_two_processes, needs_gloo
 
 import paramshare
 from paramshare import ShareError, share_from_embedding
@@ -27,6 +30,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 CASES = {case.name.removeprefix("transformers "): case for case in transformers_models.CASES}
 BERT = CASES["BertForMaskedLM"]
+LLAMA = CASES["LlamaForCausalLM"]
 SMALL = transformers_models.ENCODER
 TOKENS = 200  # enough for the columns of the table to be the weights (EPS)
 
@@ -460,7 +464,8 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def trainer(model: nn.Module, folder: Path, **options: Any) -> Any:
+def trainer(model: nn.Module, folder: Path, rows: int = 6, **options: Any) -> Any:
+    """rows: those that a process takes in a step."""
     return transformers.Trainer(
         model,
         transformers.TrainingArguments(
@@ -469,7 +474,7 @@ def trainer(model: nn.Module, folder: Path, **options: Any) -> Any:
             save_steps=10,
             logging_steps=5,
             learning_rate=1e-2,
-            per_device_train_batch_size=6,
+            per_device_train_batch_size=rows,
             report_to=[],
             use_cpu=True,
             disable_tqdm=True,
@@ -507,6 +512,65 @@ def test_trainer(options, tmp_path) -> None:
         resume_from_checkpoint=str(tmp_path / "checkpoint-10")
     )
     torch.testing.assert_close(case.run(resumed.eval()), case.run(model))
+
+
+@needs_gloo
+def test_two_processes(tmp_path) -> None:
+    """As `torchrun` starts them: Trainer, also where it goes on from a checkpoint, and a loop of
+    one's own through Accelerate. All train what one process does with batches twice as large."""
+    model = shared(LLAMA)
+    trainer(model, tmp_path / "one").train()
+    in_two_processes(_train_in_two, tmp_path, tmp_path)
+    for folder in ("two", "resumed"):
+        found = type(model).from_pretrained(tmp_path / folder / "checkpoint-20")
+        torch.testing.assert_close(LLAMA.run(found), LLAMA.run(model.eval()))
+
+
+def _train_in_two(folder: Path) -> None:
+    training = trainer(shared(LLAMA), folder / "two", rows=3)
+    assert training.args.world_size == 2
+    training.train()
+    trainer(shared(LLAMA, seed=1), folder / "resumed", rows=3).train(
+        resume_from_checkpoint=str(folder / "two" / "checkpoint-10")
+    )
+    _accelerate(folder / "accelerated")
+
+
+def _accelerate(folder: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    bare, trained, resumed = shared(LLAMA), shared(LLAMA), shared(LLAMA, seed=1)
+    _epoch(bare, _sgd(bare), DataLoader(Texts(), batch_size=6))
+    _epoch(bare, _sgd(bare), DataLoader(Texts(), batch_size=6))
+    for model, epochs in ((trained, 2), (resumed, 1)):
+        parts = model, _sgd(model), DataLoader(Texts(), batch_size=3)
+        prepared = accelerator.prepare(*parts)
+        if model is resumed:
+            accelerator.load_state(str(folder))
+        for epoch in range(epochs):
+            _epoch(*prepared, accelerator.backward)
+            if epoch == 0 and model is trained:
+                accelerator.save_state(str(folder))
+        accelerator.free_memory()
+        for parameter, expected in zip(model.parameters(), bare.parameters(), strict=True):
+            torch.testing.assert_close(parameter, expected)
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def _epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> None:
+    for rows in loader:
+        optimizer.zero_grad()
+        backward(model(**rows).loss)
+        optimizer.step()
 
 
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])

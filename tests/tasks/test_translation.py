@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 import torch
-from commands import fairseq, python
+from commands import fairseq, fairseq_workers, python
 
 pytest.importorskip("fairseq")
 
@@ -412,6 +412,47 @@ def test_resuming_goes_on_as_if_nothing_had_happened(corpus: Path, tmp_path: Pat
     )
     assert refused.returncode != 0
     assert "made with other --share options: its plan differs in" in refused.stderr
+
+
+def test_two_workers_that_stop_and_go_on_train_as_one_that_accumulates(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Losses of six updates, and the parameters after them, of which fairseq prints more digits."""
+    options = [
+        *(corpus / "joined", "--user-dir", user_dir(), *TASK, *MODEL, "--share-all-embeddings"),
+        *("--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.5", "--clip-norm", "1"),
+        *("--criterion", "cross_entropy", "--batch-size", 36, "--disable-validation"),
+        *("--required-batch-size-multiple", 1, "--log-format", "simple", "--log-interval", 1),
+    ]
+
+    def inner(log: str) -> dict[int, float]:
+        """Training loss by update."""
+        found = re.findall(r"train_inner \| .*? loss=([\d.]+), .*?num_updates=(\d+)", log)
+        return {int(updates): float(loss) for loss, updates in found}
+
+    one = tmp_path / "one"
+    done = fairseq(
+        "train", *options, "--cpu", "--update-freq", 2, "--max-update", 6, "--save-dir", one
+    )
+    assert done.returncode == 0, done.stderr
+    expected = inner(done.stdout)
+    assert list(expected) == [1, 2, 3, 4, 5, 6]
+
+    two, found = tmp_path / "two", {}
+    for updates in (3, 6):
+        workers = fairseq_workers(
+            *("train", tmp_path / f"store{updates}", *options),
+            *("--max-update", updates, "--save-dir", two),
+        )
+        for worker in workers:
+            assert worker.returncode == 0, worker.stderr
+        found.update(inner(workers[0].stdout))
+    assert "Loaded checkpoint" in workers[0].stdout
+    assert found == pytest.approx(expected, abs=1.1e-3)  # it prints three digits
+    models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (one, two)]
+    assert models[0].keys() == models[1].keys()
+    for name, tensor in models[0].items():
+        torch.testing.assert_close(models[1][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_a_convolutional_model_from_training_to_translation(corpus: Path, tmp_path: Path) -> None:
