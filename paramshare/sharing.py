@@ -70,7 +70,9 @@ def share_from_embedding(
             learn slowly; measured in recipes/iwslt15_envi (probe.py).
         init: "match": every weight starts with the spread that its layer's own initialisation
             gave it. "paper": N(0, 0.02) projection, and raw columns for EPS.
-        execution: "auto" (by operation count), "materialized" or "factored".
+        execution: how weights are applied: "materialized", "factored" (never built; VEPS), or
+            "blockwise" (a tile at a time), where their layers allow it; "auto" takes one of the
+            first two by their operations. See `paramshare.prepare_for_inference`, too.
         optimizers: optimizers built before the call, whose parameter groups are to be repaired.
 
     Returns:
