@@ -65,7 +65,8 @@ class ShareConfig(FairseqDataclass):
         metadata={"help": "share of the weights' gradient that reaches the table"},
     )
     share_execution: ChoiceEnum(list(EXECUTIONS)) = field(  # type: ignore[valid-type]
-        default="auto", metadata={"help": "build the weights, a tile of them at a time, or apply them factored"}
+        default="auto",
+        metadata={"help": "build the weights, a tile of them at a time, or apply them factored"},
     )
 
 
