@@ -79,6 +79,8 @@ def prepare_for_inference(
     comes afterwards), the call fails, or no choice fits the budget.
     """
     check_not_quantized(module)
+    if memory_budget is not None and not isinstance(memory_budget, int | float):
+        raise ShareError(f"memory_budget={memory_budget!r} is no number of bytes")
     record = _record(module, tokens)
     chosen = _choose(record, memory_budget)
     _set(module, chosen)
@@ -163,6 +165,9 @@ def _record(module: nn.Module, tokens: Tokens) -> _Record:
     """Calls the module, in which nothing is materialized meanwhile but what is read."""
     if not check_whole(module):
         raise ShareError(f"nothing in this {type(module).__name__} is shared")
+    for owner in module.modules():
+        if marks.sources(owner):
+            derived.check_restore(owner)  # before anything is changed: it will be made anew
     groups = _groups(module)
     before = {key: key[0].plan.groups[key[1]].execution for key in groups}
     try:

@@ -74,12 +74,14 @@ def flops(module: nn.Module, tokens: Tokens) -> Operations:
         counter = operation_counter()
         with counter:
             call(module, tokens)
-    return sort_operations(module, counter, sum(_generation(pool) for pool in pools))
+    return _sorted(module, counter, sum(_generation(pool) for pool in pools))
 
 
 def call(module: nn.Module, tokens: Tokens) -> None:
     """Calls the module. Raises ShareError where that fails."""
     if isinstance(tokens, int):
+        if tokens < 1:
+            raise ShareError(f"tokens={tokens} is out of range: a call has at least 1")
         first = next(module.parameters(), None)
         device = None if first is None else first.device
         tokens = torch.zeros(1, tokens, dtype=torch.long, device=device)
@@ -117,7 +119,7 @@ def operation_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
 
 
-def sort_operations(module: nn.Module, counter: FlopCounterMode, generation: int) -> Operations:
+def _sorted(module: nn.Module, counter: FlopCounterMode, generation: int) -> Operations:
     """What was counted in a call of the module, by what it belongs to."""
     counts = counter.get_flop_counts()
     everything = counts.get("Global", {})

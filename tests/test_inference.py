@@ -120,6 +120,35 @@ def test_a_budget_that_nothing_fits(capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, "tokens=0 is out of range"),
+        ({"memory_budget": "40 MB"}, "memory_budget='40 MB' is no number of bytes"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict, message: str) -> None:
+    module = build("Narrow", dtype=torch.float32)
+    paramshare.share_from_embedding(module, module.embedding, execution="factored")
+    with pytest.raises(ShareError, match=message):
+        prepare_for_inference(module, **options)
+    assert module.training
+    assert set(executions(module)) == {"factored"}
+
+
+def test_a_layer_that_something_else_has_changed() -> None:
+    """It is seen before the executions of the others are changed."""
+    module = build("Narrow", dtype=torch.float32)
+    paramshare.share_from_embedding(module, module.embedding, execution="factored")
+    last = module.blocks[-1].down
+    last.__class__ = type("Changed", (type(last),), {})
+    classes = [type(part) for part in module.modules()]
+    with pytest.raises(ShareError, match="something has changed this Changed"):
+        prepare_for_inference(module, tokens=batch()[0])
+    assert [type(part) for part in module.modules()] == classes
+    assert set(executions(module)) == {"factored"}
+
+
 def test_a_call_that_fails_changes_nothing() -> None:
     module = build("Narrow", dtype=torch.float32)
     paramshare.share_from_embedding(module, module.embedding, execution="factored")
