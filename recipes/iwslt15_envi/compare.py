@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "compare": Plan(2000, 200, 400, 1200, (1.5e-3, 3e-3, 6e-3)),
+    "compare": Plan(2000, 200, 400, 1200, (3e-3, 6e-3, 1.2e-2)),
     "paper": Plan(16000, 2000, 4000, 20000, (5e-4, 1e-3, 2e-3)),
 }
 
