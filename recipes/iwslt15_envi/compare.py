@@ -64,9 +64,16 @@ class Plan(NamedTuple):
     rates: tuple[float, ...]
 
 
+_SMALL = (3e-3, 6e-3, 1.2e-2)
+_PAPER = Plan(16000, 2000, 4000, 20000, (5e-4, 1e-3, 2e-3))
 PLANS = {
-    "compare": Plan(2000, 200, 400, 1200, (3e-3, 6e-3, 1.2e-2)),
-    "paper": Plan(16000, 2000, 4000, 20000, (5e-4, 1e-3, 2e-3)),
+    "compare": {
+        "transformer": Plan(2000, 200, 400, 1200, _SMALL),
+        # As many tokens in all; it begins to learn after some hundred updates of whatever size.
+        "lstm": Plan(1000, 400, 800, 2400, _SMALL),
+        "fconv": Plan(2000, 200, 400, 1200, _SMALL),
+    },
+    "paper": {"transformer": _PAPER, "lstm": _PAPER, "fconv": _PAPER},
 }
 
 
@@ -106,9 +113,11 @@ class Comparison:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.plan = PLANS[args.size]
+        self.plans = {arch: PLANS[args.size][arch] for arch in args.archs}
         if args.updates is not None:
-            self.plan = self.plan._replace(updates=args.updates)
+            self.plans = {
+                arch: plan._replace(updates=args.updates) for arch, plan in self.plans.items()
+            }
         self.folder = args.out or args.data / "models" / "compare"
         self.results = args.results or args.data / "results"
         self.lines = {name: read_rows(self.results / name) for name in (RATES, ROWS)}
@@ -152,12 +161,13 @@ class Comparison:
         return _digest([option for option in command if option != str(user_dir())])
 
     def command(self, model: Model, lr: float, seed: int, updates: int, out: Path) -> list[str]:
+        plan = self.plans[model.arch]
         return train.command(
             *(*model, self.args.data / "bin", out),
             lr=lr,
-            warmup=self.plan.warmup,
+            warmup=plan.warmup,
             updates=updates,
-            tokens=self.plan.tokens,
+            tokens=plan.tokens,
             seed=seed,
             extra=tuple(self.args.extra),
         )
@@ -175,19 +185,21 @@ class Comparison:
             write_rows(self.results / name, self.lines[name])
             print(json.dumps(row), flush=True)
 
+    def probed(self, model: Model, lr: float) -> Row | None:
+        return self.found(RATES, model, updates=self.plans[model.arch].probe, lr=lr)
+
     def rate(self, model: Model) -> float | None:
         """The best of the probes'; None before they are all there."""
         if model.model == "fairseq":  # is to be the same as the baseline
             model = model._replace(model="baseline")
-        probes = [
-            self.found(RATES, model, updates=self.plan.probe, lr=lr) for lr in self.plan.rates
-        ]
+        probes = [self.probed(model, lr) for lr in self.plans[model.arch].rates]
         if None in probes:
             return None
         return min(probes, key=lambda probe: probe["dev_perplexity"])["lr"]
 
     def row(self, model: Model, seed: int) -> Row | None:
-        return self.found(ROWS, model, updates=self.plan.updates, lr=self.rate(model), seed=seed)
+        updates = self.plans[model.arch].updates
+        return self.found(ROWS, model, updates=updates, lr=self.rate(model), seed=seed)
 
     def shown(self) -> dict[Model, list[Row]]:
         """The rows of the table, by seed."""
@@ -203,15 +215,15 @@ class Comparison:
 
     def train_all(self) -> None:
         models = self.models(self.eps_size)
-        probed = [model for model in models if model.model != "fairseq"]
+        tuned = [model for model in models if model.model != "fairseq"]
         self.at_once(
             (self.probe, model, lr)
-            for model in probed
-            for lr in self.plan.rates
-            if self.found(RATES, model, updates=self.plan.probe, lr=lr) is None
+            for model in tuned
+            for lr in self.plans[model.arch].rates
+            if self.probed(model, lr) is None
         )
-        for model in probed:
-            for lr in {*self.plan.rates} - {self.rate(model)}:
+        for model in tuned:
+            for lr in {*self.plans[model.arch].rates} - {self.rate(model)}:
                 shutil.rmtree(self.out(model, lr, 1), ignore_errors=True)
         runs = [(model, seed) for model in models for seed in _seeds(model)]
         runs.sort(key=lambda run: run[1])  # first one seed of each
@@ -244,21 +256,22 @@ class Comparison:
         return self.folder / f"{'-'.join(model)}-{lr:g}-{seed}-{of}"
 
     def probe(self, model: Model, lr: float) -> None:
-        log = self.train(model, lr, 1, self.plan.probe)
-        row = {**self.identity(model), "updates": self.plan.probe, "lr": lr}
+        updates = self.plans[model.arch].probe
+        log = self.train(model, lr, 1, updates)
+        row = {**self.identity(model), "updates": updates, "lr": lr}
         self.keep(RATES, {**row, "dev_perplexity": log.perplexity})
 
     def run(self, model: Model, seed: int) -> None:
-        lr = self.rate(model)
-        log = self.train(model, lr, seed, self.plan.updates)
+        lr, plan = self.rate(model), self.plans[model.arch]
+        log = self.train(model, lr, seed, plan.updates)
         out = self.out(model, lr, seed)
-        row = {**self.identity(model), "updates": self.plan.updates, "lr": lr, "seed": seed}
+        row = {**self.identity(model), "updates": plan.updates, "lr": lr, "seed": seed}
         row.update(stored=log.stored, dev_perplexity=log.perplexity, **self.score(model, out))
         if self.args.test is not None:
             row["talks"] = self.score(model, out, self.args.test)
         options = ["--size", model.size, "--lr", f"{lr:g}", "--seed", str(seed)]
         for name in ("warmup", "tokens", "updates"):
-            options += [f"--{name}", str(getattr(self.plan, name))]
+            options += [f"--{name}", str(getattr(plan, name))]
         row["command"] = shlex.join(
             ["train.py", model.arch, model.model, *options, *self.args.extra]
         )
@@ -344,8 +357,9 @@ def _seeds(model: Model) -> Sequence[int]:
 
 
 def compare(args: argparse.Namespace) -> None:
-    if args.updates is not None and args.updates <= PLANS[args.size].probe:
-        raise UserError(f"--updates {args.updates}: more than {PLANS[args.size].probe}, a probe's")
+    probe = max(PLANS[args.size][arch].probe for arch in args.archs)
+    if args.updates is not None and args.updates <= probe:
+        raise UserError(f"--updates {args.updates}: more than {probe}, a probe's")
     if not (args.data / "bin" / STAMP).is_file():
         raise UserError(f"{args.data} holds no prepared data: run prepare.py")
     if args.test is not None:

@@ -3,9 +3,11 @@
     python recipes/iwslt15_envi/score.py data/iwslt15_envi/models/transformer-veps-base
     python recipes/iwslt15_envi/score.py data/iwslt15_envi/models/transformer-veps-base --test DIR
 
+A model is a folder of train.py, whose checkpoint_best.pt is taken, or a checkpoint of any name.
 Prints the fairseq-interactive command. Hypotheses are decoded to plain text and compared with raw
 references by sacrebleu, whose signature says how: those of the data, or tst2013 of a folder of
-IWSLT15 files, made plain text as prepare.py does it. Writes MODEL/test.vi or MODEL/tst2013.vi.
+IWSLT15 files, made plain text as prepare.py does it. Writes test.vi or tst2013.vi beside the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -43,13 +45,18 @@ class Score:
     words_per_second: float
 
 
+def checkpoint(model: Path) -> Path:
+    """Of a folder of train.py the best; a checkpoint is itself."""
+    return model / "checkpoint_best.pt" if model.is_dir() else model
+
+
 def command(model: Path, data: Path, beam: int, kind: str = "baseline") -> list[str]:
     """The fairseq-interactive command, which reads pieces; kind: of train.MODELS: "fairseq" does
     without the plugin."""
     return [
         *(sys.executable, "-m", "fairseq_cli.interactive", str(data / "bin")),
         *(*train.plugin(kind), "--source-lang", "en", "--target-lang", "vi"),
-        *("--path", str(model / "checkpoint_best.pt"), "--beam", str(beam)),
+        *("--path", str(checkpoint(model)), "--beam", str(beam)),
         *("--max-tokens", "4000", "--buffer-size", "100000"),
     ]
 
@@ -99,15 +106,16 @@ def score(
         hypotheses,
         sum(len(line.split()) for line in hypotheses) / seconds,
     )
-    temporary = model / f"{name}.vi.part"
+    written = checkpoint(model).with_name(f"{name}.vi")
+    temporary = written.with_suffix(".vi.part")
     write_lines(temporary, hypotheses)
-    temporary.replace(model / f"{name}.vi")
+    temporary.replace(written)
     return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("models", nargs="+", type=Path, help="folders that train.py wrote")
+    parser.add_argument("models", nargs="+", type=Path, help="folders of train.py, or checkpoints")
     parser.add_argument("--data", type=Path, default=Path("data/iwslt15_envi"))
     parser.add_argument(
         "--test", type=Path, metavar="DIR", help="with IWSLT15's tst2013.en and .vi"
@@ -115,8 +123,8 @@ def main() -> int:
     parser.add_argument("--beam", type=int, default=4)
     args = parser.parse_args()
     for model in args.models:
-        if not (model / "checkpoint_best.pt").exists():
-            parser.error(f"{model} holds no checkpoint_best.pt; train it first (train.py)")
+        if not checkpoint(model).is_file():
+            parser.error(f"there is no {checkpoint(model)}; train it first (train.py)")
     for model in args.models:
         print(shlex.join(command(model, args.data, args.beam)), flush=True)
         try:

@@ -43,9 +43,11 @@ def _transformer(
 
 
 def _lstm(layers: int, width: int, hidden: int, dropout: float = 0.1) -> dict[str, object]:
-    """One table for source, target and output, and attention."""
-    sizes = _both(layers=layers, embed_dim=width, hidden_size=hidden)
-    sizes |= {"decoder-out-embed-dim": width, "share-all-embeddings": True}
+    """One table for source, target and output; half of the encoder reads backward."""
+    sizes = _both(layers=layers, embed_dim=width)
+    sizes |= {"encoder-bidirectional": True, "encoder-hidden-size": hidden // 2}
+    sizes |= {"decoder-hidden-size": hidden, "decoder-out-embed-dim": width}
+    sizes |= {"share-all-embeddings": True}
     return {"arch": "lstm_luong_wmt_en_de", **sizes, "dropout": dropout}
 
 
@@ -67,9 +69,9 @@ def _fconv(width: int, channels: int, dropout: float = 0.1) -> dict[str, object]
 
 # "compare" is what compare.py trains on two cores: small, and with the columns that EPS needs.
 # "paper" is about what IWSLT15 results are reported with, and wants a GPU. "-wide" has a
-# feed-forward four times as wide. These normalise before each block: both plain and shared models
-# then leave the first plateau a hundred updates earlier, and at higher learning rates. sizes.py says
-# what each size stores, and which of them EPS fits.
+# feed-forward four times as wide. These Transformers normalise before each block: plain and shared
+# ones then leave the first plateau a hundred updates earlier, and with higher learning rates.
+# sizes.py says what each size stores, and which of them EPS fits.
 SIZES: dict[str, dict[str, dict[str, object]]] = {
     "transformer": {
         "demo": _transformer(3, 128, 512),

@@ -78,7 +78,7 @@ def test_scoring_a_trained_model(demo) -> None:
 def test_scoring_without_a_model_or_a_test_set(demo, tmp_path: Path) -> None:
     done = script("score.py", tmp_path)
     assert done.returncode == 2
-    assert "holds no checkpoint_best.pt; train it first" in done.stderr
+    assert f"there is no {tmp_path}/checkpoint_best.pt; train it first" in done.stderr
     out, _ = demo
     done = script("score.py", out / "veps", "--data", out / "data", "--test", tmp_path)
     assert done.returncode == 2
@@ -176,7 +176,7 @@ def test_comparing_transformers(
     names = ("baseline", "eps", "fairseq")
     models = [Model("transformer", name, "compare") for name in names]
     monkeypatch.setattr(Comparison, "models", lambda self, eps_size: models)
-    how = {"SEEDS": {}, "PLANS": {"compare": Plan(1000, 5, 10, 20, (1e-3,))}}
+    how = {"SEEDS": {}, "PLANS": {"compare": {"transformer": Plan(1000, 5, 10, 20, (1e-3,))}}}
     arguments = [data, results, "--archs", "transformer", "--jobs", 2, *TINY]
     assert compare(*arguments, **how) == 0
     printed = capfd.readouterr().out
@@ -239,7 +239,7 @@ def test_eps_where_it_does_not_fit(
     assert said
     assert f"{int(said[1]) - 512} are missing; its size is compare\n" in printed
     assert "fconv, paper" not in printed
-    plan = PLANS["paper"]
+    plan = PLANS["paper"]["transformer"]  # and of fconv
     probes = [run for run in trained if run[-1] == plan.probe]
     runs = [run for run in trained if run[-1] == plan.updates]
     assert len(probes) == 3 * (5 + 3)
@@ -272,7 +272,7 @@ def test_eps_where_it_does_not_fit(
     ("arguments", "message"),
     [
         (["--show"], "has no lines of this data"),
-        (["--updates", "400"], "more than 400, a probe's"),
+        (["--updates", "400"], "more than 800, a probe's"),
         (["--test", "nowhere"], "there is no tst2013.en"),
     ],
 )

@@ -1,14 +1,13 @@
-"""The translation plugin, in process and through fairseq's own command lines."""
+"""The translation plugin in process; test_translation_commands.py has fairseq's command lines."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 import torch
-from commands import fairseq, fairseq_workers, python
+from commands import python
+from translators import FCONV, LSTM, MODEL, SIZES, TASK
 
 pytest.importorskip("fairseq")
 
@@ -18,25 +17,10 @@ from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import _catalog_shared_params
 
-import paramshare.tasks
 from paramshare import ShareError, materialize
 from paramshare.cli import user_dir
 from paramshare.sharing import named_pools
 from paramshare.tasks.sharing import ShareConfig, share_again, share_model
-
-SIDES = ("encoder", "decoder")
-SIZES = [
-    f"--{side}-{what}={value}"
-    for side in SIDES
-    for what, value in (
-        ("layers", 2),
-        ("embed-dim", 32),
-        ("ffn-embed-dim", 48),
-        ("attention-heads", 2),
-    )
-]
-MODEL = ["--arch", "transformer_iwslt_de_en", *SIZES, "--dropout", "0"]
-TASK = ["--task", "shared_translation", "--source-lang", "en", "--target-lang", "vi"]
 
 
 def build(data: Path, *more: str, model: list[str] = MODEL):
@@ -56,9 +40,6 @@ def inputs() -> dict[str, torch.Tensor]:
         "src_lengths": torch.tensor([5, 3]),
         "prev_output_tokens": torch.tensor([[2, 5, 6, 7], [2, 9, 1, 1]]),
     }
-
-
-# ---------------------------------------------------------------------- in process
 
 
 def test_one_table_one_allocation(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,14 +163,6 @@ def test_a_model_without_a_table_on_both_sides() -> None:
         ShareError, match=r"^Linear has no encoder with a token table.*another --arch, or --share"
     ):
         share_model(torch.nn.Linear(2, 2), ShareConfig())
-
-
-# Both have four layers on each side.
-LSTM = ["--arch", "lstm", "--dropout", "0", "--decoder-out-embed-dim=16"]
-LSTM += [f"--{side}-{what}" for side in SIDES for what in ("embed-dim=16", "layers=4")]
-FCONV = ["--arch", "fconv", "--dropout", "0", "--decoder-out-embed-dim=16"]
-FCONV += [f"--{side}-embed-dim=16" for side in SIDES]
-FCONV += [f"--{side}-layers=[(16, 3)] * 4" for side in SIDES]
 
 
 @pytest.mark.parametrize(
@@ -338,162 +311,3 @@ def test_importing_twice_is_harmless() -> None:
     )
     done = python("-c", code)
     assert done.stdout == "True\n", done.stderr
-
-
-# ---------------------------------------------------------------------- command lines
-
-TRAIN = [
-    *("--user-dir", user_dir(), *TASK, *MODEL, "--share-all-embeddings"),
-    *("--optimizer", "adam", "--lr", "0.01", "--lr-scheduler", "inverse_sqrt"),
-    *("--warmup-updates", "20", "--clip-norm", "1.0", "--criterion", "cross_entropy"),
-    *("--num-workers", "2", "--cpu", "--log-format", "simple"),
-    *("--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-tokenized-bleu"),
-]
-
-
-def train(corpus: Path, out: Path, *more: object) -> CompletedProcess:
-    return fairseq("train", corpus / "joined", *TRAIN, "--save-dir", out, *more)
-
-
-def losses(log: str) -> dict[int, float]:
-    """Validation loss by update."""
-    found = re.findall(r"valid on 'valid' subset \| loss ([\d.]+) .*?num_updates (\d+)", log)
-    return {int(updates): float(loss) for loss, updates in found}
-
-
-def hypotheses(output: str) -> list[str]:
-    return [text for _, text in sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))]
-
-
-@pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A trained model and its log."""
-    out = tmp_path_factory.mktemp("trained")
-    done = train(corpus, out, "--max-epoch", 25, "--max-tokens", 400)
-    assert done.returncode == 0, done.stderr
-    return out, done.stderr + done.stdout
-
-
-def test_training_learns_and_measures_bleu(trained: tuple[Path, str]) -> None:
-    _, log = trained
-    found = list(losses(log).values())
-    assert len(found) == 25
-    assert found[-1] < 0.5 * found[0]
-    bleu = [float(score) for score in re.findall(r"valid on .* \| bleu ([\d.]+)", log)]
-    assert len(bleu) == 25
-    assert bleu[-1] > bleu[0]
-    ties = re.findall(r"detected shared parameter: (\S+) <- (\S+)", log)
-    table = "encoder.embed_tokens.weight"
-    assert ties == [
-        (table, "decoder.embed_tokens.weight"),
-        (table, "decoder.output_projection.weight"),
-    ]
-    assert "shared weights of the model" in log
-
-
-def test_resuming_goes_on_as_if_nothing_had_happened(corpus: Path, tmp_path: Path) -> None:
-    """One batch an epoch: fairseq groups the sentences anew when it resumes, shared or not."""
-    whole = train(corpus, tmp_path / "whole", "--max-epoch", 6, "--max-tokens", 100000)
-    assert whole.returncode == 0, whole.stderr
-    out = tmp_path / "halves"
-    first = train(corpus, out, "--max-epoch", 3, "--max-tokens", 100000)
-    assert first.returncode == 0, first.stderr
-    second = train(corpus, out, "--max-epoch", 6, "--max-tokens", 100000)
-    log = second.stderr + second.stdout
-    assert second.returncode == 0, log
-    assert "Loaded checkpoint" in log
-    expected, resumed = losses(whole.stderr + whole.stdout), losses(log)
-    assert list(expected) == [1, 2, 3, 4, 5, 6]
-    assert resumed == {update: expected[update] for update in (4, 5, 6)}
-
-    refused = train(
-        *(corpus, tmp_path / "other", "--max-epoch", 6, "--max-tokens", 100000),
-        *("--share-layout", "column", "--restore-file", out / "checkpoint_last.pt"),
-    )
-    assert refused.returncode != 0
-    assert "made with other --share options: its plan differs in" in refused.stderr
-
-
-def test_two_workers_that_stop_and_go_on_train_as_one_that_accumulates(
-    corpus: Path, tmp_path: Path
-) -> None:
-    """Losses of six updates, and the parameters after them, of which fairseq prints more digits."""
-    options = [
-        *(corpus / "joined", "--user-dir", user_dir(), *TASK, *MODEL, "--share-all-embeddings"),
-        *("--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.5", "--clip-norm", "1"),
-        *("--criterion", "cross_entropy", "--batch-size", 36, "--disable-validation"),
-        *("--required-batch-size-multiple", 1, "--log-format", "simple", "--log-interval", 1),
-    ]
-
-    def inner(log: str) -> dict[int, float]:
-        """Training loss by update."""
-        found = re.findall(r"train_inner \| .*? loss=([\d.]+), .*?num_updates=(\d+)", log)
-        return {int(updates): float(loss) for loss, updates in found}
-
-    one = tmp_path / "one"
-    done = fairseq(
-        "train", *options, "--cpu", "--update-freq", 2, "--max-update", 6, "--save-dir", one
-    )
-    assert done.returncode == 0, done.stderr
-    expected = inner(done.stdout)
-    assert list(expected) == [1, 2, 3, 4, 5, 6]
-
-    two, found = tmp_path / "two", {}
-    for updates in (3, 6):
-        workers = fairseq_workers(
-            *("train", tmp_path / f"store{updates}", *options),
-            *("--max-update", updates, "--save-dir", two),
-        )
-        for worker in workers:
-            assert worker.returncode == 0, worker.stderr
-        found.update(inner(workers[0].stdout))
-    assert "Loaded checkpoint" in workers[0].stdout
-    assert found == pytest.approx(expected, abs=1.1e-3)  # it prints three digits
-    models = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (one, two)]
-    assert models[0].keys() == models[1].keys()
-    for name, tensor in models[0].items():
-        torch.testing.assert_close(models[1][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_a_convolutional_model_from_training_to_translation(corpus: Path, tmp_path: Path) -> None:
-    """fairseq-generate removes the weight norm of every model before it translates."""
-    common = [corpus / "joined", "--user-dir", user_dir(), *TASK, "--cpu"]
-    done = fairseq(
-        *("train", *common, *FCONV, "--share-depth", "sequence:2", "--share-embedding-dim", "8"),
-        *("--optimizer", "adam", "--lr", "0.01", "--clip-norm", "0.1", "--max-epoch", "1"),
-        *("--criterion", "cross_entropy", "--max-tokens", "2000", "--save-dir", tmp_path),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "convolutions.0,1.weight_v" in done.stdout + done.stderr
-    generated = fairseq(
-        *("generate", *common, "--path", tmp_path / "checkpoint_last.pt", "--beam", "3"),
-        *("--max-tokens", "400", "--required-batch-size-multiple", "1"),
-    )
-    assert generated.returncode == 0, generated.stderr
-    assert len(hypotheses(generated.stdout)) == 20
-
-
-def test_translating_a_trained_model(corpus: Path, trained: tuple[Path, str]) -> None:
-    """fairseq-generate and -interactive need no --share options, and agree with each other."""
-    out, _ = trained
-    common = [corpus / "joined", "--user-dir", user_dir(), *TASK, "--beam", "3"]
-    common += ["--path", out / "checkpoint_last.pt", "--cpu"]
-    common += ["--required-batch-size-multiple", "1"]  # else fairseq drops the last sentences
-    generated = fairseq("generate", *common, "--max-tokens", "400", "--gen-subset", "test")
-    assert generated.returncode == 0, generated.stderr
-    found = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", generated.stdout, re.M))
-    assert len(found) == 20
-    text = (corpus / "test.en").read_text()
-    spoken = fairseq("interactive", *common, input=text)
-    assert spoken.returncode == 0, spoken.stderr
-    assert dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", spoken.stdout, re.M)) == found
-
-    plain = fairseq(
-        *("generate", *common, "--max-tokens", "400", "--gen-subset", "test"),
-        *("--share-layout", "column", "--share", "eps"),
-    )
-    assert dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", plain.stdout, re.M)) == found
-
-    paramshare.tasks.allow_checkpoints()  # a Trainer in this process may have taken it back
-    state = torch.load(out / "checkpoint_last.pt", weights_only=True)
-    assert state["task_state"]["sharing_plans"][""]["version"] == 1
