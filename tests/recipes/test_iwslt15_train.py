@@ -85,6 +85,26 @@ def test_scoring_without_a_model_or_a_test_set(demo, tmp_path: Path) -> None:
     assert "there is no tst2013.en" in done.stderr
 
 
+def test_averaging_explains_itself(
+    demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/tasks/test_translation_commands.py has averages that are made."""
+    out, _ = demo
+    veps, other = (out / model / "checkpoint_best.pt" for model in ("veps", "baseline"))
+    mean = tmp_path / "mean.pt"
+    for paths, message in (
+        ([veps], "give at least two checkpoints"),
+        ([veps, tmp_path / "none.pt"], f"there is no {tmp_path}/none.pt"),
+        ([veps, other], f"{other} is of another model than {veps}: other names or shapes"),
+    ):
+        with within("iwslt15_envi"):
+            import average
+
+            assert average.main([*map(str, paths), "--out", str(mean)]) == 1
+        assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_training_prints_its_command_and_passes_options_on(demo, tmp_path: Path) -> None:
     out, _ = demo
     done = script(
