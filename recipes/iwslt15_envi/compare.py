@@ -195,7 +195,10 @@ class Comparison:
         probes = [self.probed(model, lr) for lr in self.plans[model.arch].rates]
         if None in probes:
             return None
-        return min(probes, key=lambda probe: probe["dev_perplexity"])["lr"]
+        best = min(probes, key=lambda probe: probe["dev_perplexity"] or float("inf"))
+        if best["dev_perplexity"] is None:
+            raise UserError(f"{'-'.join(model)} diverges with each learning rate that is probed")
+        return best["lr"]
 
     def row(self, model: Model, seed: int) -> Row | None:
         updates = self.plans[model.arch].updates
@@ -257,9 +260,12 @@ class Comparison:
 
     def probe(self, model: Model, lr: float) -> None:
         updates = self.plans[model.arch].probe
-        log = self.train(model, lr, 1, updates)
+        try:
+            perplexity = self.train(model, lr, 1, updates).perplexity
+        except Diverged:
+            perplexity = None
         row = {**self.identity(model), "updates": updates, "lr": lr}
-        self.keep(RATES, {**row, "dev_perplexity": log.perplexity})
+        self.keep(RATES, {**row, "dev_perplexity": perplexity})
 
     def run(self, model: Model, seed: int) -> None:
         lr, plan = self.rate(model), self.plans[model.arch]
@@ -295,6 +301,8 @@ class Comparison:
                     env=train.environment(model.model, self.threads),
                 )
             if done.returncode:
+                if "FloatingPointError" in log.read_text("utf-8"):
+                    raise Diverged(f"the training has diverged, see {log}")
                 raise UserError(f"fairseq-train failed, see {log}; the same command goes on")
         found = read_log(log, updates)
         if found is None:
@@ -318,6 +326,10 @@ class Comparison:
             row["talks"] = self.score(model, out, self.args.test)
             with self.lock:
                 write_rows(self.results / ROWS, self.lines[ROWS])
+
+
+class Diverged(UserError):
+    """fairseq-train has met a gradient or a loss that is no number."""
 
 
 class Log(NamedTuple):
