@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import string
+import sys
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,27 @@ def test_eps_where_it_does_not_fit(
     assert trained == []
     assert compare(data, tmp_path, "--show", "--size", "paper") == 0
     assert capfd.readouterr().out.splitlines()[-len(table) :] == table
+
+
+def test_probes_that_diverge(
+    demo, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are lines, so that they are not made again; with no other one there is no rate."""
+    with within("iwslt15_envi"):
+        from compare import Comparison, Model, parse
+
+    diverging = [sys.executable, "-c", "raise FloatingPointError('gradients are Nan/Inf')"]
+    monkeypatch.setattr(Comparison, "command", lambda *args: diverging)
+    for _ in range(2):
+        assert compare(demo[0] / "data", tmp_path, "--archs", "lstm") == 1
+        message = "compare.py: lstm-baseline-compare diverges with each learning rate"
+        assert message in capfd.readouterr().err
+        assert [line["dev_perplexity"] for line in lines(tmp_path / "rates.jsonl")] == [None] * 9
+
+    comparison = Comparison(parse(["--data", str(demo[0] / "data"), "--results", str(tmp_path)]))
+    probes = [row for row in comparison.lines["rates.jsonl"] if row["model"] == "veps"]
+    probes[1]["dev_perplexity"] = 500.0
+    assert comparison.rate(Model("lstm", "veps", "compare")) == probes[1]["lr"]
 
 
 @pytest.mark.parametrize(
