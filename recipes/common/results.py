@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-START, END = "<!-- results -->", "<!-- end -->"
+END = "<!-- end -->"
 Row = dict[str, Any]
 
 
@@ -29,13 +29,14 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
 
 
-def put_table(readme: Path, table: str) -> None:
-    """Replaces what is between the marks, where the file has them."""
+def put_table(readme: Path, table: str, name: str = "results") -> None:
+    """Replaces what is between the marks `<!-- NAME -->` and `<!-- end -->`, where the file has
+    them."""
     text = readme.read_text("utf-8") if readme.exists() else ""
-    before, start, rest = text.partition(START)
+    before, start, rest = text.partition(f"<!-- {name} -->")
     _, end, after = rest.partition(END)
     if start and end:
-        _replace(readme, f"{before}{START}\n{table}\n{END}{after}")
+        _replace(readme, f"{before}{start}\n{table}\n{END}{after}")
 
 
 def save_figure(figure: Any, path: Path) -> None:

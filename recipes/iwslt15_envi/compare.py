@@ -70,7 +70,7 @@ PLANS = {
         "transformer": Plan(2000, 200, 400, 1200, (3e-3, 6e-3, 1.2e-2)),
         # It begins to learn after hundreds of updates, however many tokens they have: more, smaller
         # ones, in about the same time.
-        "lstm": Plan(1000, 400, 800, 4000, (6e-3, 1.2e-2, 2.4e-2)),
+        "lstm": Plan(1000, 400, 800, 3000, (6e-3, 1.2e-2, 2.4e-2)),
         "fconv": Plan(2000, 200, 400, 1200, (3e-3, 6e-3, 1.2e-2)),
     },
     "paper": {"transformer": _PAPER, "lstm": _PAPER, "fconv": _PAPER},
@@ -85,8 +85,8 @@ class Model(NamedTuple):
     size: str
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    options = parser(__doc__)
+def parse(arguments: list[str] | None = None, doc: str | None = __doc__) -> argparse.Namespace:
+    options = parser(doc)
     options.add_argument(
         "--data", type=Path, default=DATA, metavar="DIR", help="of prepare.py (%(default)s)"
     )

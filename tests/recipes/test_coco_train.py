@@ -659,14 +659,14 @@ TABLE = (
 def test_what_the_comparison_shows(made: Made, capsys: Any) -> None:
     made.write()
     folder = made.comparison.path.parent
-    (folder / "README.md").write_text(f"# A\n{results.START}\nold\n{results.END}\nb\n")
+    (folder / "README.md").write_text(f"# A\n<!-- results -->\nold\n{results.END}\nb\n")
     assert made.run("--show") == 0
     table = "\n".join((HEAD, "|" + " --- |" * 10, *TABLE))
     captured = capsys.readouterr()
     assert captured.out == f"{table}\n"
     assert captured.err == ""
     readme = (folder / "README.md").read_text()
-    assert readme == f"# A\n{results.START}\n{table}\n{results.END}\nb\n"
+    assert readme == f"# A\n<!-- results -->\n{table}\n{results.END}\nb\n"
     assert (folder / "results.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert results.read_rows(made.comparison.path) == made.rows
 

@@ -310,6 +310,62 @@ def test_probes_that_diverge(
     assert comparison.rate(Model("lstm", "veps", "compare")) == probes[1]["lr"]
 
 
+def test_trying_changes(
+    demo, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained is made up: of two changes that help, the better one goes on to the end."""
+    trained = []
+    with within("iwslt15_envi"):
+        import tries
+        from compare import PLANS, Comparison, Diverged, Log, Model
+
+    def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
+        change = " ".join(self.args.extra)
+        trained.append((model.model, change, lr, seed, updates))
+        if change == "--share-blocks 1":
+            raise Diverged
+        good = {"--share-depth none": 5, "--dropout 0": 3, "": 2}.get(change, 0)
+        return Log(1000, 20 - good + lr)
+
+    def score(self, model: Model, out: Path, talks: Path | None = None) -> dict:
+        return {"bleu": 10.0, "chrf": 30.0, "signatures": []}
+
+    monkeypatch.setattr(Comparison, "train", train)
+    monkeypatch.setattr(Comparison, "score", score)
+    (tmp_path / "README.md").write_text(
+        "<!-- tries -->\n<!-- end -->\n<!-- results --><!-- end -->"
+    )
+    arguments = ["--data", str(demo[0] / "data"), "--results", str(tmp_path), "--archs", "lstm"]
+
+    def try_all() -> int:
+        trained.clear()
+        with within("iwslt15_envi"):
+            return tries.main(arguments)
+
+    assert try_all() == 1
+    assert "lstm: run compare.py first" in capfd.readouterr().err
+    assert compare(demo[0] / "data", tmp_path, "--archs", "lstm") == 0
+    assert try_all() == 0
+    plan = PLANS["compare"]["lstm"]
+    lr = min(plan.rates)
+    probes = [("veps", change, lr, 1, plan.probe) for change in tries.CHANGES]
+    whole = ("veps", "--share-depth none", lr, 1, plan.updates)
+    assert sorted(trained[:-1]) == sorted(probes)
+    assert trained[-1] == whole
+    readme = (tmp_path / "README.md").read_text("utf8")
+    assert readme.startswith("<!-- tries -->\n| model | change |")
+    table = readme.splitlines()[3:]
+    assert table[0].startswith(f"| LSTM, plain |  | 1,000 | {plan.updates:,} | 18.0")
+    assert (
+        f"| LSTM, VEPS | `--share-depth none` | 1,000 | {plan.updates:,} | 15.01 | 10.0 |" in readme
+    )
+    assert f"| LSTM, VEPS | `--share-blocks 1` |  | {plan.probe} | diverged |  |  |" in readme
+    assert len(table[: table.index("<!-- end -->")]) == 2 + 1 + 1 + len(probes)
+
+    assert try_all() == 0
+    assert trained == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
