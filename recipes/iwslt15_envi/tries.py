@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
-from compare import NEEDED, Comparison, Diverged, Model, parse
+from compare import NEEDED, parse
+from comparison import Comparison, Diverged, Model
 from quiet import import_tasks
 from results import Row, markdown, put_table, read_rows
 from scoreboard import ARCHS

@@ -169,9 +169,10 @@ def compare(data: Path, results: Path, *more: object, **settings: object) -> int
     """compare.py with other settings of its own."""
     with within("iwslt15_envi"), pytest.MonkeyPatch.context() as patch:
         import compare
+        import comparison
 
         for name, value in settings.items():
-            patch.setattr(compare, name, value)
+            patch.setattr(comparison, name, value)
         return compare.main(["--data", str(data), "--results", str(results), *map(str, more)])
 
 
@@ -192,7 +193,7 @@ def test_comparing_transformers(
     results.mkdir()
     (results / "README.md").write_text("before\n<!-- results -->\n<!-- end -->\nafter\n")
     with within("iwslt15_envi"):
-        from compare import Comparison, Model, Plan
+        from comparison import Comparison, Model, Plan
 
     names = ("baseline", "eps", "fairseq")
     models = [Model("transformer", name, "compare") for name in names]
@@ -242,7 +243,7 @@ def test_eps_where_it_does_not_fit(
     data = demo[0] / "data"
     trained = []
     with within("iwslt15_envi"):
-        from compare import PLANS, Comparison, Log, Model
+        from comparison import PLANS, Comparison, Log, Model
 
     def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
         trained.append((*model, lr, seed, updates))
@@ -294,7 +295,8 @@ def test_probes_that_diverge(
 ) -> None:
     """They are lines, so that they are not made again; with no other one there is no rate."""
     with within("iwslt15_envi"):
-        from compare import Comparison, Model, parse
+        from compare import parse
+        from comparison import Comparison, Model
 
     diverging = [sys.executable, "-c", "raise FloatingPointError('gradients are Nan/Inf')"]
     monkeypatch.setattr(Comparison, "command", lambda *args: diverging)
@@ -317,7 +319,7 @@ def test_trying_changes(
     trained = []
     with within("iwslt15_envi"):
         import tries
-        from compare import PLANS, Comparison, Diverged, Log, Model
+        from comparison import PLANS, Comparison, Diverged, Log, Model
 
     def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
         change = " ".join(self.args.extra)
@@ -395,11 +397,12 @@ def test_the_table_is_made_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None
     (data,) = {row["data"] for row in lines(RECIPE / "results.jsonl")}
     with within("iwslt15_envi"):
         import compare
+        import comparison
         import scoreboard
 
-        monkeypatch.setattr(compare, "data_digest", lambda folder: data)
+        monkeypatch.setattr(comparison, "data_digest", lambda folder: data)
         arguments = ["--data", str(RECIPE), "--results", str(RECIPE)]
-        rows = compare.Comparison(compare.parse(arguments)).shown()
+        rows = comparison.Comparison(compare.parse(arguments)).shown()
         table = scoreboard.table(rows)
     assert len(rows) == 11
     assert f"\n{table}\n" in (RECIPE / "README.md").read_text("utf8")
