@@ -20,9 +20,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def show(rows: list[Row], folder: Path) -> None:
-    """Prints the tables, writes them into `folder`'s README.md, if that has the marks between which
-    they belong, and draws curves.png. Of what belongs to the project, the main page has a summary.
-    """
+    """Prints the tables, writes them into `folder`'s README.md, and draws curves.png. Of what
+    belongs to the project, the main page has a summary."""
     if not rows:
         raise UserError(f"{folder} has no results.jsonl yet: run bench.py")
     text = tables(rows)

@@ -61,7 +61,7 @@ def speeds(folders: dict[str, Path], batch: int = 16, steps: int = 5) -> dict[st
 
 def show(rows: list[Row], folder: Path) -> None:
     """Prints the table and writes the plot to results.png in `folder`, and the table into its
-    README.md, if that has the marks between which it belongs."""
+    README.md."""
     text = table(rows)
     print(text)
     put_table(folder / "README.md", text)

@@ -30,13 +30,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def put_table(readme: Path, table: str, name: str = "results") -> None:
-    """Replaces what is between the marks `<!-- NAME -->` and `<!-- end -->`, where the file has
-    them."""
+    """Replaces what is between the marks `<!-- NAME -->` and `<!-- end -->`; a file without them,
+    or none, gets them at its end."""
+    mark = f"<!-- {name} -->"
     text = readme.read_text("utf-8") if readme.exists() else ""
-    before, start, rest = text.partition(f"<!-- {name} -->")
+    if mark not in text:
+        text = f"{text}\n{mark}\n{END}\n".lstrip("\n")
+    before, _, rest = text.partition(mark)
     _, end, after = rest.partition(END)
-    if start and end:
-        _replace(readme, f"{before}{start}\n{table}\n{END}{after}")
+    if end:
+        _replace(readme, f"{before}{mark}\n{table}\n{END}{after}")
 
 
 def save_figure(figure: Any, path: Path) -> None:

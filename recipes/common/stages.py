@@ -95,15 +95,16 @@ def text_digest(folder: Path) -> str:
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Holds `folder`, made if need be, for this process; UserError if another one holds it."""
+def only_one(folder: Path) -> Iterator[int]:
+    """Holds `folder`, made if need be, for this process; UserError if another one holds it. Yields
+    the lock: a child that is given it (subprocess's pass_fds) holds the folder, too."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another run is writing to {folder}; wait for it to end") from None
-        yield
+        yield lock.fileno()
 
 
 def read_lines(path: Path) -> list[str]:

@@ -1,9 +1,8 @@
 """Averages the parameters of several checkpoints of one training, which often translates better.
 
     python recipes/iwslt15_envi/train.py transformer veps --updates 2000 \\
-        --save-interval-updates 100 --keep-interval-updates 5
-    python recipes/iwslt15_envi/average.py \\
-        data/iwslt15_envi/models/transformer-veps-compare/checkpoint_*_*.pt
+        --save-interval-updates 100 --keep-interval-updates 5 --out DIR
+    python recipes/iwslt15_envi/average.py DIR/checkpoint_*_*.pt
 
 Writes checkpoint_average.pt beside the first one, which fairseq reads like any other and score.py
 scores when it is given its path. What a shared model stores is averaged: its weights are then those

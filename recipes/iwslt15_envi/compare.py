@@ -29,7 +29,7 @@ import train
 from comparison import PLANS, Comparison
 from quiet import import_tasks
 from script import check_installed, parser, run_script
-from stages import UserError, only_one
+from stages import UserError
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "iwslt15_envi"
 NEEDED = {"fairseq": "fairseq-fixed", "matplotlib": "matplotlib"}
@@ -62,8 +62,7 @@ def compare(args: argparse.Namespace) -> None:
     comparison = Comparison(args)
     if not args.show:
         import_tasks()
-        comparison.results.mkdir(parents=True, exist_ok=True)
-        with only_one(comparison.folder):
+        with comparison.alone():
             comparison.train_all()
     rows = comparison.shown()
     if not rows:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -22,13 +24,14 @@ import score
 import sizes
 import train
 from results import Row, read_rows, write_rows
-from stages import STAMP, UserError
+from stages import STAMP, UserError, only_one
 
 from paramshare.cli import user_dir
 
 FITTING = "compare"  # the size that EPS has columns for
 SEEDS = {"baseline": 2, "veps": 2}  # else one
 RATES, ROWS = "rates.jsonl", "results.jsonl"
+DIVERGED = ("gradients are Nan/Inf", "Minimum loss scale reached")  # as fairseq-train says it
 
 
 class Plan(NamedTuple):
@@ -80,36 +83,46 @@ class Comparison:
             }
         self.folder = args.out or args.data / "models" / "compare"
         self.results = args.results or args.data / "results"
-        self.lines = {name: read_rows(self.results / name) for name in (RATES, ROWS)}
+        self.lines: dict[str, list[Row]] = {}
+        self.read(RATES, ROWS)
         self.data = data_digest(args.data)
-        self.lock = Lock()
+        self.lock, self.locks = Lock(), ()
+
+    def read(self, *names: str) -> None:
+        self.lines |= {name: read_rows(self.results / name) for name in names}
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other process trains these models, or writes these lines."""
+        with only_one(self.folder) as models, only_one(self.results) as results:
+            self.locks = (models, results)
+            self.read(*self.lines)
+            yield
 
     # ------------------------------------------------------------------ what is trained
 
-    def models(self, eps_size: Callable[[str], str]) -> list[Model]:
+    def models(self, eps_size: Callable[[str], str | None]) -> list[Model]:
         found = []
         for arch in self.args.archs:
             size = eps_size(arch)
             found += [Model(arch, "baseline", self.args.size), Model(arch, "veps", self.args.size)]
-            if size != self.args.size:
-                found.append(Model(arch, "baseline", size))
-            found.append(Model(arch, "eps", size))
+            if size is not None:
+                found += [Model(arch, "baseline", size), Model(arch, "eps", size)]
             if f"{self.args.size}-wide" in train.SIZES[arch]:
                 found.append(Model(arch, "veps", f"{self.args.size}-wide"))
                 found.append(Model(arch, "fairseq", self.args.size))
-        return found
+        return [*dict.fromkeys(found)]
 
-    def eps_size(self, arch: str) -> str:
-        """The size that EPS is trained at; says so where it is another one."""
-        for size in (self.args.size, FITTING):
+    def eps_size(self, arch: str) -> str | None:
+        """The size that EPS is trained at; says so where it is another one, or none."""
+        for size in dict.fromkeys((self.args.size, FITTING)):
             lacks = sizes.missing(arch, size, self.args.data / "bin", tuple(self.args.extra))
             if lacks is None:
                 return size
-            print(f"{arch}, {size}: EPS {lacks}; its size is {FITTING}", flush=True)
-        raise UserError(
-            f"{arch}: EPS fits neither {self.args.size} nor {FITTING}; "
-            "give it more columns: prepare.py --vocab-size N"
-        )
+            other = f"its size is {FITTING}" if size != FITTING else "it is left out"
+            print(f"{arch}, {size}: EPS {lacks}; {other}", flush=True)
+        print("give EPS more columns: prepare.py --vocab-size N", flush=True)
+        return None
 
     def identity(self, model: Model) -> Row:
         """What its lines agree in."""
@@ -149,16 +162,13 @@ class Comparison:
         return self.found(RATES, model, updates=self.plans[model.arch].probe, lr=lr)
 
     def rate(self, model: Model) -> float | None:
-        """The best of the probes'; None before they are all there."""
+        """The best of the probes', the lowest where all diverge; None before they are all there."""
         if model.model == "fairseq":  # is to be the same as the baseline
             model = model._replace(model="baseline")
         probes = [self.probed(model, lr) for lr in self.plans[model.arch].rates]
         if None in probes:
             return None
-        best = min(probes, key=lambda probe: probe["dev_perplexity"] or float("inf"))
-        if best["dev_perplexity"] is None:
-            raise UserError(f"{'-'.join(model)} diverges with each learning rate that is probed")
-        return best["lr"]
+        return min(probes, key=lambda probe: probe["dev_perplexity"] or float("inf"))["lr"]
 
     def row(self, model: Model, seed: int) -> Row | None:
         updates = self.plans[model.arch].updates
@@ -177,6 +187,7 @@ class Comparison:
     # ------------------------------------------------------------------ training
 
     def train_all(self) -> None:
+        """All that there is no line of; `alone`."""
         models = self.models(self.eps_size)
         tuned = [model for model in models if model.model != "fairseq"]
         self.at_once(
@@ -208,20 +219,22 @@ class Comparison:
     def jobs(self) -> int:
         import torch
 
-        return self.args.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
+        cores = len(os.sched_getaffinity(0))  # of the process, which may be in a container
+        return self.args.jobs or (1 if torch.cuda.is_available() else cores)
 
     @property
     def threads(self) -> int | None:
         return 1 if self.jobs > 1 else None
 
     def out(self, model: Model, lr: float, seed: int) -> Path:
-        of = _digest(self.identity(model))[:6]  # no run goes on with other settings
+        # No run goes on with other settings, or takes the scores of a longer one.
+        of = _digest([self.identity(model), self.plans[model.arch].updates])[:6]
         return self.folder / f"{'-'.join(model)}-{lr:g}-{seed}-{of}"
 
     def probe(self, model: Model, lr: float) -> None:
         updates = self.plans[model.arch].probe
         try:
-            perplexity = self.train(model, lr, 1, updates).perplexity
+            perplexity = self.train(model, lr, 1, updates).dev_perplexity
         except Diverged:
             perplexity = None
         row = {**self.identity(model), "updates": updates, "lr": lr}
@@ -229,12 +242,16 @@ class Comparison:
 
     def run(self, model: Model, seed: int) -> None:
         lr, plan = self.rate(model), self.plans[model.arch]
-        log = self.train(model, lr, seed, plan.updates)
         out = self.out(model, lr, seed)
         row = {**self.identity(model), "updates": plan.updates, "lr": lr, "seed": seed}
-        row.update(stored=log.stored, dev_perplexity=log.perplexity, **self.score(model, out))
-        if self.args.test is not None:
-            row["talks"] = self.score(model, out, self.args.test)
+        try:
+            row.update(self.train(model, lr, seed, plan.updates)._asdict())
+        except Diverged:
+            row["dev_perplexity"] = None
+        else:
+            row.update(self.score(model, out))
+            if self.args.test is not None:
+                row["talks"] = self.score(model, out, self.args.test)
         options = ["--size", model.size, "--lr", f"{lr:g}", "--seed", str(seed)]
         for name in ("warmup", "tokens", "updates"):
             options += [f"--{name}", str(getattr(plan, name))]
@@ -254,19 +271,23 @@ class Comparison:
             out.mkdir(parents=True, exist_ok=True)
             print("+", shlex.join(command), ">", log, flush=True)
             with log.open("a") as file:
+                before = file.tell()
                 done = subprocess.run(
                     command,
                     stdout=file,
                     stderr=file,
                     env=train.environment(model.model, self.threads),
+                    # Should this process be killed, they hold the locks while the training goes on.
+                    pass_fds=self.locks,
                 )
             if done.returncode:
-                if "FloatingPointError" in log.read_text("utf-8"):
+                said = log.read_bytes()[before:].decode("utf-8", "replace")
+                if any(text in said for text in DIVERGED):
                     raise Diverged(f"the training has diverged, see {log}")
                 raise UserError(f"fairseq-train failed, see {log}; the same command goes on")
         found = read_log(log, updates)
-        if found is None:
-            raise UserError(f"{log} does not say how good the model is after {updates} updates")
+        if found is None:  # it was killed when it was about to end, and has gone on beyond
+            raise UserError(f"{log} ends beyond update {updates}; remove {out} to train it again")
         return found
 
     # ------------------------------------------------------------------ scores
@@ -282,9 +303,10 @@ class Comparison:
         """Of what was trained without --test, and is still there."""
         row = self.row(model, seed)
         out = self.out(model, row["lr"], seed)
-        if "talks" not in row and (out / "checkpoint_best.pt").is_file():
-            row["talks"] = self.score(model, out, self.args.test)
+        if "bleu" in row and "talks" not in row and (out / "checkpoint_best.pt").is_file():
+            talks = self.score(model, out, self.args.test)
             with self.lock:
+                row["talks"] = talks
                 write_rows(self.results / ROWS, self.lines[ROWS])
 
 
@@ -296,20 +318,21 @@ class Log(NamedTuple):
     """What fairseq-train says of a model."""
 
     stored: int
-    perplexity: float
+    dev_perplexity: float | None  # None: no number
 
 
 def read_log(path: Path, updates: int) -> Log | None:
     """None unless it was trained for exactly so many updates, to the end."""
     text = path.read_text("utf-8") if path.exists() else ""
     stored = re.search(r"parameters: stored ([\d,]+)|num\. shared model params: ([\d,]+)", text)
-    valid = rf"valid on 'valid' subset .*? ppl ([\d.]+) .*num_updates {updates}\b"
+    valid = rf"valid on 'valid' subset .*? ppl (\S+) .*num_updates {updates}\b"
     for found in re.finditer(valid, text):
         rest, ended, _ = text[found.end() :].partition("done training")
         later = set(re.findall(r"num_updates[ =](\d+)", rest))
         if stored and ended and later <= {str(updates)}:
             number = (stored[1] or stored[2]).replace(",", "")
-            return Log(int(number), float(found[1]))
+            perplexity = float(found[1])
+            return Log(int(number), perplexity if math.isfinite(perplexity) else None)
     return None
 
 

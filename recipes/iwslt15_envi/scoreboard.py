@@ -28,8 +28,12 @@ def table(rows: Rows) -> str:
     head = ["model", "stored", "compression", "learning rate", "seeds", "dev perplexity"]
     head += ["BLEU", "chrF", "of the twin's BLEU", "talks: BLEU", "chrF"]
     lines = []
-    for model, found in rows.items():
-        first, twin = found[0], _twin(model, rows)
+    for model, trained in rows.items():
+        found = _scored(trained)
+        if not found:
+            lines.append([name(model), "", "", f"{trained[0]['lr']:g}", "", "diverged"])
+            continue
+        first, twin = found[0], _scored(_twin(model, rows))
         cells = [name(model), f"{first['stored']:,}", "", f"{first['lr']:g}", str(len(found))]
         cells += [_spread([row["dev_perplexity"] for row in found], 2)]
         cells += [_spread([row[score] for row in found]) for score in ("bleu", "chrf")]
@@ -41,7 +45,7 @@ def table(rows: Rows) -> str:
             if _bleu(twin):
                 cells[8] = f"{100 * _bleu(found) / _bleu(twin):.0f}%"
         lines.append(cells)
-    return markdown(head, lines)
+    return markdown(head, [line + [""] * (len(head) - len(line)) for line in lines])
 
 
 def plot(rows: Rows, path: Path) -> None:
@@ -55,14 +59,19 @@ def plot(rows: Rows, path: Path) -> None:
     axes = figure.subplots()
     colors = {arch: f"C{n}" for n, arch in enumerate(ARCHS)}
     markers = {"baseline": "o", "veps": "^", "eps": "s", "fairseq": "x"}
-    for model, found in rows.items():
+    for model, trained in rows.items():
+        found, twin = _scored(trained), _scored(_twin(model, rows))
+        if not found:
+            continue
         stored, dots = found[0]["stored"], [row["bleu"] for row in found]
         look = {"color": colors[model.arch], "marker": markers[model.model]}
         axes.scatter([stored] * len(dots), dots, alpha=0.35, **look)
         axes.scatter(stored, mean(dots), s=90, label=name(model), **look)
-        if twin := _twin(model, rows):
+        if twin:
             ends = [twin[0]["stored"], stored], [_bleu(twin), mean(dots)]
             axes.plot(*ends, color=colors[model.arch], linewidth=1, alpha=0.6)
+    if not axes.collections:
+        return  # all have diverged
     axes.set_xscale("log")
     axes.set_xlabel("stored parameters")
     axes.set_ylabel("BLEU of the held-out test set")
@@ -79,10 +88,16 @@ def name(model: Any) -> str:
     return ", ".join(part for part in (ARCHS[model.arch], MODELS[model.model], size) if part)
 
 
-def _twin(model: Any, rows: Rows) -> Sequence[Row] | None:
+def _twin(model: Any, rows: Rows) -> Sequence[Row]:
+    """None of it where the model is plain, or the twin is not there."""
     if model.model not in ("veps", "eps"):
-        return None
-    return rows.get(model._replace(model="baseline", size=model.size.removesuffix("-wide")))
+        return ()
+    return rows.get(model._replace(model="baseline", size=model.size.removesuffix("-wide")), ())
+
+
+def _scored(found: Sequence[Row]) -> list[Row]:
+    """Those that have not diverged."""
+    return [row for row in found if "bleu" in row]
 
 
 def _bleu(found: Sequence[Row]) -> float:

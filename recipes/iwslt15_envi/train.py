@@ -9,11 +9,15 @@ run that was interrupted.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from stages import STAMP
 
 from paramshare.cli import user_dir
 
@@ -85,19 +89,27 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
     "lstm": {"compare": _lstm(2, 128, 128), "paper": _lstm(2, 512, 512, dropout=0.3)},
     "fconv": {"compare": _fconv(128, 192), "paper": _fconv(256, 256, dropout=0.3)},
 }
-# --share and the peak learning rate of each model: the better of those tried, see README.md.
-# "fairseq" is the baseline by fairseq's own task, without paramshare.
-MODELS = {
-    "baseline": ("none", 3e-3),
-    "veps": ("veps", 5e-3),
-    "eps": ("eps", 5e-3),
-    "fairseq": (None, 3e-3),
-}
+# --share of each model; "fairseq" is the baseline by fairseq's own task, without paramshare.
+MODELS = {"baseline": "none", "veps": "veps", "eps": "eps", "fairseq": None}
+# Peak learning rates of plain and of shared models: the better of those tried, see README.md.
+RATES = {"transformer": (6e-3, 6e-3), "lstm": (1.2e-2, 1.2e-2), "fconv": (1.2e-2, 1.2e-2)}
+POST_NORM = (3e-3, 5e-3)  # demo, small, base
+PAPER = (1e-3, 1e-3)  # usual ones
+
+
+def peak(arch: str, model: str, size: str) -> float:
+    """The default learning rate."""
+    plain, shared = RATES[arch]
+    if size.startswith("paper"):
+        plain, shared = PAPER
+    elif size in ("demo", "small", "base"):
+        plain, shared = POST_NORM
+    return shared if MODELS[model] in ("veps", "eps") else plain
 
 
 def plugin(model: str) -> list[str]:
     """The options that choose the task."""
-    if MODELS[model][0] is None:
+    if MODELS[model] is None:
         return ["--task", "translation"]
     return ["--user-dir", str(user_dir()), "--task", "shared_translation"]
 
@@ -105,7 +117,7 @@ def plugin(model: str) -> list[str]:
 def environment(model: str, threads: int | None = None) -> dict[str, str]:
     """Of a fairseq command that takes so many threads; None: as many as there are cores."""
     own = {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    if MODELS[model][0] is None:
+    if MODELS[model] is None:
         # torch 2.6 and newer refuse fairseq's checkpoints where no plugin allows what they hold.
         own["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     return {**os.environ, **own}
@@ -127,7 +139,7 @@ def command(
     extra: tuple[str, ...] = (),
 ) -> list[str]:
     """The fairseq-train command; `tokens` a batch, stopping after `updates` or `minutes`."""
-    share, default_lr = MODELS[model]
+    share = MODELS[model]
     args = [str(data), *plugin(model), "--source-lang", "en", "--target-lang", "vi"]
     if share is not None:
         args += ["--share", share]
@@ -136,7 +148,7 @@ def command(
     args += [
         *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
-        *("--clip-norm", "1.0", "--lr", str(lr or default_lr)),
+        *("--clip-norm", "1.0", "--lr", str(lr or peak(arch, model, size))),
         *("--lr-scheduler", "inverse_sqrt", "--warmup-updates", str(warmup)),
         # Else the sentences of a batch would depend on where the training was interrupted.
         *("--max-tokens", str(tokens), "--update-epoch-batch-itr", "True"),
@@ -148,6 +160,30 @@ def command(
     if minutes is not None:
         args += ["--stop-time-hours", f"{minutes / 60:.5f}"]
     return [sys.executable, "-m", "fairseq_cli.train", *args, *extra]
+
+
+def claim(out: Path, run: list[str], data: Path) -> str | None:
+    """Makes `out` the folder of this training; None, or how it differs from the one that is there.
+
+    fairseq would go on from any checkpoint that it finds. When to stop may differ.
+    """
+    options = [f" {option}" for option in shlex.join(run[3:]).split(" --")]
+    stops = (" max-update ", " stop-time-hours ")
+    stamp = data / STAMP
+    settings = {
+        "options": [option for option in options if not option.startswith(stops)],
+        "data": stamp.read_text("utf-8") if stamp.exists() else None,
+    }
+    path = out / "settings.json"
+    if path.exists() and (out / "checkpoint_last.pt").exists():
+        found = json.loads(path.read_text("utf-8"))
+        if found["data"] != settings["data"]:
+            return "other data"
+        changed = {*found["options"]} ^ {*settings["options"]}
+        return ", ".join(sorted(f"--{option.strip()}" for option in changed)) or None
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(settings, indent=1), "utf-8")
+    return None
 
 
 def main() -> int:
@@ -172,12 +208,13 @@ def main() -> int:
         parser.error(f"{args.data} holds no prepared data; run recipes/iwslt15_envi/prepare.py")
     if args.updates is None and args.minutes is None:
         parser.error("say when to stop: --updates or --minutes")
+    out = args.out or args.data.parent / "models" / f"{args.arch}-{args.model}-{args.size}"
     run = command(
         args.arch,
         args.model,
         args.size,
         args.data,
-        args.out or args.data.parent / "models" / f"{args.arch}-{args.model}-{args.size}",
+        out,
         lr=args.lr,
         warmup=args.warmup,
         updates=args.updates,
@@ -186,6 +223,11 @@ def main() -> int:
         seed=args.seed,
         extra=tuple(extra),
     )
+    other = claim(out, run, args.data)
+    if other is not None:
+        parser.error(
+            f"{out} holds a training with other settings ({other}); give --out another one"
+        )
     print(shlex.join(run), flush=True)
     return subprocess.run(run, env=environment(args.model)).returncode
 

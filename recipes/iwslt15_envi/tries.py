@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from compare import NEEDED, parse
 from comparison import Comparison, Diverged, Model
 from quiet import import_tasks
-from results import Row, markdown, put_table, read_rows
+from results import Row, markdown, put_table
 from scoreboard import ARCHS
 from script import check_installed, run_script
-from stages import UserError, only_one
+from stages import UserError
 
 TRIES = "tries.jsonl"
 CHANGES = (
@@ -40,7 +40,7 @@ class Tries:
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
-        comparison.lines[TRIES] = read_rows(comparison.results / TRIES)
+        comparison.read(TRIES)
 
     def try_all(self) -> None:
         plans = self.comparison.plans
@@ -60,11 +60,10 @@ class Tries:
         lr = self.comparison.rate(model)
         row = {**changed.identity(model), "change": change, "updates": updates, "lr": lr}
         try:
-            log = changed.train(model, lr, 1, updates)
+            row.update(changed.train(model, lr, 1, updates)._asdict())
         except Diverged:
             row["dev_perplexity"] = None
         else:
-            row.update(stored=log.stored, dev_perplexity=log.perplexity)
             if updates == self.comparison.plans[arch].updates:
                 row.update(changed.score(model, changed.out(model, lr, 1)))
         self.comparison.keep(TRIES, row)
@@ -77,7 +76,9 @@ class Tries:
     def changed(self, change: str) -> Comparison:
         args = copy.copy(self.comparison.args)
         args.extra = [*args.extra, *change.split()]
-        return Comparison(args)
+        changed = Comparison(args)
+        changed.locks = self.comparison.locks
+        return changed
 
     def found(self, arch: str, change: str, updates: int) -> Row | None:
         wanted = {**self.changed(change).identity(self.model(arch)), "updates": updates}
@@ -136,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
         tries = Tries(Comparison(args))
         if not args.show:
             import_tasks()
-            with only_one(tries.comparison.folder):
+            with tries.comparison.alone():
                 tries.try_all()
         table = tries.table()
         print(table)

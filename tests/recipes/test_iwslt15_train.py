@@ -138,6 +138,28 @@ def test_training_explains_itself(arguments, message: str, demo) -> None:
     assert message in done.stderr
 
 
+def test_training_goes_on_with_the_same_settings_alone(tmp_path: Path) -> None:
+    with within("iwslt15_envi"):
+        import train
+
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+
+    def claim(**how: object) -> str | None:
+        run = train.command("lstm", "veps", "compare", data, out, **how)
+        return train.claim(out, run, data)
+
+    assert claim(updates=10) is None
+    assert claim(updates=10, seed=2) is None  # nothing was saved
+    (out / "checkpoint_last.pt").touch()
+    assert claim(updates=20, seed=2) is None
+    assert claim(minutes=5, seed=2) is None
+    assert claim(updates=20) == "--seed 1, --seed 2"
+    assert claim(updates=20, seed=2, extra=("--share-depth", "none")) == "--share-depth none"
+    (data / "stamp.json").write_text("{}")
+    assert claim(updates=20, seed=2) == "other data"
+
+
 def test_demo_refuses_no_time() -> None:
     done = script("demo.py", "--minutes", "0")
     assert done.returncode == 2
@@ -290,21 +312,24 @@ def test_eps_where_it_does_not_fit(
     assert capfd.readouterr().out.splitlines()[-len(table) :] == table
 
 
-def test_probes_that_diverge(
+def test_trainings_that_diverge(
     demo, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are lines, so that they are not made again; with no other one there is no rate."""
+    """They are lines, so that they are not made again, and do not keep others from being made."""
     with within("iwslt15_envi"):
         from compare import parse
         from comparison import Comparison, Model
 
     diverging = [sys.executable, "-c", "raise FloatingPointError('gradients are Nan/Inf')"]
     monkeypatch.setattr(Comparison, "command", lambda *args: diverging)
-    for _ in range(2):
-        assert compare(demo[0] / "data", tmp_path, "--archs", "lstm") == 1
-        message = "compare.py: lstm-baseline-compare diverges with each learning rate"
-        assert message in capfd.readouterr().err
-        assert [line["dev_perplexity"] for line in lines(tmp_path / "rates.jsonl")] == [None] * 9
+    for trained in (9 + 5, 0):
+        assert compare(demo[0] / "data", tmp_path, "--archs", "lstm") == 0
+        printed = capfd.readouterr().out
+        assert printed.count("FloatingPointError") == trained
+        assert "| LSTM, VEPS |  |  | 0.006 |  | diverged |" in printed
+    probes, runs = lines(tmp_path / "rates.jsonl"), lines(tmp_path / "results.jsonl")
+    assert [line["dev_perplexity"] for line in (*probes, *runs)] == [None] * 14
+    assert not (tmp_path / "results.png").exists()
 
     comparison = Comparison(parse(["--data", str(demo[0] / "data"), "--results", str(tmp_path)]))
     probes = [row for row in comparison.lines["rates.jsonl"] if row["model"] == "veps"]
@@ -325,7 +350,7 @@ def test_trying_changes(
         change = " ".join(self.args.extra)
         trained.append((model.model, change, lr, seed, updates))
         if change == "--share-blocks 1":
-            raise Diverged
+            raise Diverged("diverged")
         good = {"--share-depth none": 5, "--dropout 0": 3, "": 2}.get(change, 0)
         return Log(1000, 20 - good + lr)
 
