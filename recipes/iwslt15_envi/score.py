@@ -57,6 +57,8 @@ def command(model: Path, data: Path, beam: int, kind: str = "baseline") -> list[
         *(sys.executable, "-m", "fairseq_cli.interactive", str(data / "bin")),
         *(*train.plugin(kind), "--source-lang", "en", "--target-lang", "vi"),
         *("--path", str(checkpoint(model)), "--beam", str(beam)),
+        # Else a model that has not learnt to stop repeats itself up to fairseq's limit, 200 pieces.
+        *("--max-len-a", "1.2", "--max-len-b", "10"),
         *("--max-tokens", "4000", "--buffer-size", "100000"),
     ]
 

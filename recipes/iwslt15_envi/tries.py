@@ -26,12 +26,13 @@ from stages import UserError
 TRIES = "tries.jsonl"
 CHANGES = (
     "--share-depth none",
-    "--share-depth none --dropout 0",
+    "--share-blocks 8",
+    "--share-blocks 2",
+    "--share-depth none --share-blocks 8",
     "--dropout 0",
     "--share-table-gradient 0.3",
     "--share-table-gradient 1",
     "--share-init paper",
-    "--share-blocks 1",
 )
 
 

@@ -349,7 +349,7 @@ def test_trying_changes(
     def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
         change = " ".join(self.args.extra)
         trained.append((model.model, change, lr, seed, updates))
-        if change == "--share-blocks 1":
+        if change == "--share-blocks 2":
             raise Diverged("diverged")
         good = {"--share-depth none": 5, "--dropout 0": 3, "": 2}.get(change, 0)
         return Log(1000, 20 - good + lr)
@@ -386,7 +386,7 @@ def test_trying_changes(
     assert (
         f"| LSTM, VEPS | `--share-depth none` | 1,000 | {plan.updates:,} | 15.01 | 10.0 |" in readme
     )
-    assert f"| LSTM, VEPS | `--share-blocks 1` |  | {plan.probe} | diverged |  |  |" in readme
+    assert f"| LSTM, VEPS | `--share-blocks 2` |  | {plan.probe} | diverged |  |  |" in readme
     assert len(table[: table.index("<!-- end -->")]) == 2 + 1 + 1 + len(probes)
 
     assert try_all() == 0
