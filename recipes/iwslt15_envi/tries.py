@@ -26,13 +26,12 @@ from stages import UserError
 TRIES = "tries.jsonl"
 CHANGES = (
     "--share-depth none",
-    "--share-blocks 8",
-    "--share-blocks 2",
     "--share-depth none --share-blocks 8",
-    "--dropout 0",
-    "--share-table-gradient 0.3",
+    "--share-blocks 2",
+    "--share-table-gradient 0.01",
     "--share-table-gradient 1",
     "--share-init paper",
+    "--dropout 0",
 )
 
 
