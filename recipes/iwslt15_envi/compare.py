@@ -1,6 +1,6 @@
 """Trains all translators of the comparison on the same data and scores them, in one command.
 
-    python recipes/iwslt15_envi/compare.py                       # four hours on two cores
+    python recipes/iwslt15_envi/compare.py                       # two hours on two cores
     python recipes/iwslt15_envi/compare.py --archs lstm --test DIR
     python recipes/iwslt15_envi/compare.py --show                # only shows what there is
 

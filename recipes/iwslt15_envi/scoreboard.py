@@ -64,7 +64,8 @@ def plot(rows: Rows, path: Path) -> None:
         if not found:
             continue
         stored, dots = found[0]["stored"], [row["bleu"] for row in found]
-        look = {"color": colors[model.arch], "marker": markers[model.model]}
+        marker = "D" if model.size.endswith("-wide") else markers[model.model]
+        look = {"color": colors[model.arch], "marker": marker}
         axes.scatter([stored] * len(dots), dots, alpha=0.35, **look)
         axes.scatter(stored, mean(dots), s=90, label=name(model), **look)
         if twin:

@@ -417,17 +417,28 @@ def test_sizes_are_what_the_readme_shows() -> None:
 
 
 def test_the_table_is_made_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not (RECIPE / "results.jsonl").exists():
-        pytest.skip("the comparison's lines are not there yet")
     (data,) = {row["data"] for row in lines(RECIPE / "results.jsonl")}
     with within("iwslt15_envi"):
         import compare
         import comparison
         import scoreboard
+        import tries
 
         monkeypatch.setattr(comparison, "data_digest", lambda folder: data)
         arguments = ["--data", str(RECIPE), "--results", str(RECIPE)]
-        rows = comparison.Comparison(compare.parse(arguments)).shown()
+        made = comparison.Comparison(compare.parse(arguments))
+        rows = made.shown()
         table = scoreboard.table(rows)
+        made.args.archs = ["transformer"]
+        made.plans = {"transformer": made.plans["transformer"]}
+        tried = tries.Tries(made).table()
     assert len(rows) == 11
-    assert f"\n{table}\n" in (RECIPE / "README.md").read_text("utf8")
+    readme = (RECIPE / "README.md").read_text("utf8")
+    assert f"\n{table}\n" in readme
+    assert f"\n{tried}\n" in readme
+    plain, alone = (
+        rows[comparison.Model("transformer", name, "compare")][0]
+        for name in ("baseline", "fairseq")
+    )
+    for score in ("stored", "dev_perplexity", "bleu", "chrf", "talks"):
+        assert alone[score] == plain[score]
