@@ -10,7 +10,8 @@ import lineup
 import torch
 from folders import load_model
 from masking import IGNORED, RATE
-from results import Row, markdown, put_table, save_figure
+from pictures import new_figure, save_figure
+from results import Row, markdown, put_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
@@ -103,17 +104,12 @@ def table(rows: list[Row]) -> str:
 
 def plot(rows: list[Row], path: Path) -> None:
     """The loss of each model, the best one on top; a dot a seed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     losses: dict[str, list[float]] = {}
     for row in rows:
         losses.setdefault(row["model"], []).append(row["mlm_loss"])
     stored = {row["model"]: row["stored"] for row in rows}
     names = sorted(losses, key=lambda name: mean(losses[name]), reverse=True)
-    figure = Figure(figsize=(8, 0.4 * len(names) + 1.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = new_figure(8, 0.4 * len(names) + 1.2)
     for place, name in enumerate(names):
         color = "C3" if name.startswith("share") else "C0"
         axes.scatter(losses[name], [place] * len(losses[name]), color=color)

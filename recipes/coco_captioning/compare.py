@@ -24,7 +24,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from threading import Lock
@@ -38,6 +37,7 @@ from results import Row, read_rows, write_rows
 from script import check_installed, parser, run_script
 from stages import UserError, only_one
 from train import BACKBONE, CROSS_ENTROPY, DATA, SIZES, Run
+from trainings import at_once, usual_jobs
 
 PAIRS = (("small", "baseline"), ("small", "veps"), ("wide", "baseline"), ("wide", "eps"))
 RATES = (1e-3, 2e-3, 4e-3)
@@ -136,18 +136,9 @@ class Comparison:
         self.train_some((model, rate, seed) for seed in others for model, rate in rates)
 
     def train_some(self, runs: Iterable[tuple[Model, float | None, int]]) -> None:
-        import torch
-
         missing = [run for run in runs if not self.found(run[0], lr=run[1], seed=run[2])]
-        at_once = 1 if torch.cuda.is_available() else os.cpu_count() or 1
-        with ThreadPoolExecutor(at_once) as pool:
-            waiting = [pool.submit(self.train, *run, at_once > 1) for run in missing]
-            try:
-                for future in waiting:
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        jobs = usual_jobs()
+        at_once(jobs, ((self.train, *run, jobs > 1) for run in missing))
 
     def train(self, model: Model, lr: float, seed: int, alone: bool) -> None:
         """alone: on one core."""

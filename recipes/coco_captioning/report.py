@@ -11,7 +11,8 @@ from typing import Any
 
 import caption
 from coco_json import read_references, read_results
-from results import Row, markdown, put_table, save_figure
+from pictures import Trained, plot_savings
+from results import Row, markdown, put_table
 from scoring import score_captions
 from stages import UserError
 from train import BACKBONE
@@ -120,34 +121,24 @@ def table(rows: Mapping[Any, Sequence[Row]], nearest: Row | None) -> str:
 
 
 def plot(rows: Mapping[Any, Sequence[Row]], path: Path) -> None:
-    """CIDEr against what is stored: a pale mark a seed, a large one at their mean, a line from twin
-    to shared model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    colors = {arch: f"C{n}" for n, arch in enumerate(NAMES)}
+    """CIDEr against what is stored."""
     markers = {("small", "baseline"): "o", ("wide", "baseline"): "D"}
     markers |= {("small", "veps"): "^", ("wide", "eps"): "s"}
+    trained = []
     for model, found in rows.items():
-        stored, score = found[0]["stored"], _mean(found, "CIDEr")
-        dots = [row["scores"]["CIDEr"] for row in found]
-        look = {"color": colors[model.arch], "marker": markers[model.size, model.model]}
-        axes.scatter([stored] * len(dots), dots, alpha=0.35, **look)
-        axes.scatter(stored, score, s=90, label=_name(model), **look)
-        twin = rows.get(model._replace(model="baseline"))
-        if twin and model.model != "baseline":
-            ends = [twin[0]["stored"], stored], [_mean(twin, "CIDEr"), score]
-            axes.plot(*ends, color=colors[model.arch], linewidth=1, alpha=0.6)
-    axes.set_xscale("log")
-    axes.set_xlabel("stored parameters")
-    axes.set_ylabel("CIDEr of test pictures")
-    axes.set_title("Each line joins a shared captioner with its plain twin")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    save_figure(figure, path)
+        twin = model.model != "baseline" and rows.get(model._replace(model="baseline"))
+        trained.append(
+            Trained(
+                _name(model),
+                [*NAMES].index(model.arch),
+                markers[model.size, model.model],
+                found[0]["stored"],
+                [row["scores"]["CIDEr"] for row in found],
+                (twin[0]["stored"], _mean(twin, "CIDEr")) if twin else None,
+            )
+        )
+    title = "Each line joins a shared captioner with its plain twin"
+    plot_savings(trained, path, "CIDEr of test pictures", title)
 
 
 def _rounded(table: Mapping[str, float]) -> dict[str, float]:

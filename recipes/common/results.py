@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -39,17 +38,11 @@ def put_table(readme: Path, table: str, name: str = "results") -> None:
     before, _, rest = text.partition(mark)
     _, end, after = rest.partition(END)
     if end:
-        _replace(readme, f"{before}{mark}\n{table}\n{END}{after}")
+        write_whole(readme, f"{before}{mark}\n{table}\n{END}{after}")
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """As a PNG."""
-    part = path.with_name(f".{path.name}")
-    figure.savefig(part, format="png", dpi=110)
-    os.replace(part, path)
-
-
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """All of it or nothing, whatever ends the process."""
     part = path.with_name(f".{path.name}")
     part.write_text(text, "utf-8")
     part.replace(path)

@@ -6,14 +6,12 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -25,6 +23,7 @@ import sizes
 import train
 from results import Row, read_rows, write_rows
 from stages import STAMP, UserError, only_one
+from trainings import at_once, usual_jobs
 
 from paramshare.cli import user_dir
 
@@ -59,11 +58,12 @@ PLANS = {
 
 
 class Model(NamedTuple):
-    """One row of the table."""
+    """One row of a table."""
 
     arch: str
     model: str
     size: str
+    change: str = ""  # options that it has besides those of compare.py
 
 
 class Comparison:
@@ -126,7 +126,10 @@ class Comparison:
 
     def identity(self, model: Model) -> Row:
         """What its lines agree in."""
-        return {**model._asdict(), "settings": self.settings(model), "data": self.data}
+        row = {**model._asdict(), "settings": self.settings(model), "data": self.data}
+        if not model.change:
+            del row["change"]
+        return row
 
     def settings(self, model: Model) -> str:
         """A digest of all options but those that differ between its runs, or its machines."""
@@ -136,14 +139,17 @@ class Comparison:
     def command(self, model: Model, lr: float, seed: int, updates: int, out: Path) -> list[str]:
         plan = self.plans[model.arch]
         return train.command(
-            *(*model, self.args.data / "bin", out),
+            *(*model[:3], self.args.data / "bin", out),
             lr=lr,
             warmup=plan.warmup,
             updates=updates,
             tokens=plan.tokens,
             seed=seed,
-            extra=tuple(self.args.extra),
+            extra=tuple(self.extra(model)),
         )
+
+    def extra(self, model: Model) -> list[str]:
+        return [*self.args.extra, *model.change.split()]
 
     # ------------------------------------------------------------------ lines
 
@@ -163,6 +169,7 @@ class Comparison:
 
     def rate(self, model: Model) -> float | None:
         """The best of the probes', the lowest where all diverge; None before they are all there."""
+        model = model._replace(change="")
         if model.model == "fairseq":  # is to be the same as the baseline
             model = model._replace(model="baseline")
         probes = [self.probed(model, lr) for lr in self.plans[model.arch].rates]
@@ -205,22 +212,12 @@ class Comparison:
         if self.args.test is not None:
             self.at_once((self.score_talks, *run) for run in runs)
 
-    def at_once(self, calls: Iterable[tuple[Callable[..., None], Any, Any]]) -> None:
-        with ThreadPoolExecutor(self.jobs) as pool:
-            waiting = [pool.submit(*call) for call in calls]
-            try:
-                for future in waiting:
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+    def at_once(self, calls: Iterable[tuple[Any, ...]]) -> None:
+        at_once(self.jobs, calls)
 
     @property
     def jobs(self) -> int:
-        import torch
-
-        cores = len(os.sched_getaffinity(0))  # of the process, which may be in a container
-        return self.args.jobs or (1 if torch.cuda.is_available() else cores)
+        return self.args.jobs or usual_jobs()
 
     @property
     def threads(self) -> int | None:
@@ -229,18 +226,19 @@ class Comparison:
     def out(self, model: Model, lr: float, seed: int) -> Path:
         # No run goes on with other settings, or takes the scores of a longer one.
         of = _digest([self.identity(model), self.plans[model.arch].updates])[:6]
-        return self.folder / f"{'-'.join(model)}-{lr:g}-{seed}-{of}"
+        return self.folder / f"{'-'.join(model[:3])}-{lr:g}-{seed}-{of}"
 
-    def probe(self, model: Model, lr: float) -> None:
+    def probe(self, model: Model, lr: float, lines: str = RATES) -> None:
         updates = self.plans[model.arch].probe
-        try:
-            perplexity = self.train(model, lr, 1, updates).dev_perplexity
-        except Diverged:
-            perplexity = None
         row = {**self.identity(model), "updates": updates, "lr": lr}
-        self.keep(RATES, {**row, "dev_perplexity": perplexity})
+        try:
+            row.update(self.train(model, lr, 1, updates)._asdict())
+        except Diverged:
+            row["dev_perplexity"] = None
+        self.keep(lines, row)
 
-    def run(self, model: Model, seed: int) -> None:
+    def run(self, model: Model, seed: int, lines: str = ROWS) -> None:
+        """To the end, with the scores."""
         lr, plan = self.rate(model), self.plans[model.arch]
         out = self.out(model, lr, seed)
         row = {**self.identity(model), "updates": plan.updates, "lr": lr, "seed": seed}
@@ -256,9 +254,9 @@ class Comparison:
         for name in ("warmup", "tokens", "updates"):
             options += [f"--{name}", str(getattr(plan, name))]
         row["command"] = shlex.join(
-            ["train.py", model.arch, model.model, *options, *self.args.extra]
+            ["train.py", model.arch, model.model, *options, *self.extra(model)]
         )
-        self.keep(ROWS, row)
+        self.keep(lines, row)
         # Not before there is the line: without it, the run would go on.
         (out / "checkpoint_last.pt").unlink(missing_ok=True)
 

@@ -18,9 +18,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import prepare
 import score
 import train
+from pictures import new_figure, save_figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -87,17 +89,14 @@ def fit(model: str, data: Path, out: Path, minutes: float, seed: int, console: C
 
 def plot_losses(runs: dict[str, Run], path: Path) -> None:
     """Training loss by update of every run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(7, 4)
     for model, run in runs.items():
         axes.plot(*zip(*run.losses, strict=True), label=f"{NAMES[model]}, {run.stored:,} stored")
     axes.set_xlabel("update")
     axes.set_ylabel("training loss, bits a piece")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def plot_columns(model: Path, dense: int, path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from results import Row, markdown, put_table, save_figure
+from pictures import Trained, plot_savings
+from results import Row, markdown, put_table
 
 ARCHS = {"transformer": "Transformer", "lstm": "LSTM", "fconv": "ConvS2S"}
 MODELS = {"baseline": "plain", "veps": "VEPS", "eps": "EPS", "fairseq": "plain, fairseq's task"}
@@ -49,37 +50,26 @@ def table(rows: Rows) -> str:
 
 
 def plot(rows: Rows, path: Path) -> None:
-    """BLEU against what is stored: a pale mark a seed, a large one at their mean, a line from twin
-    to shared model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    colors = {arch: f"C{n}" for n, arch in enumerate(ARCHS)}
+    """BLEU against what is stored."""
     markers = {"baseline": "o", "veps": "^", "eps": "s", "fairseq": "x"}
-    for model, trained in rows.items():
-        found, twin = _scored(trained), _scored(_twin(model, rows))
+    trained = []
+    for model, found in rows.items():
+        found, twin = _scored(found), _scored(_twin(model, rows))
         if not found:
             continue
-        stored, dots = found[0]["stored"], [row["bleu"] for row in found]
-        marker = "D" if model.size.endswith("-wide") else markers[model.model]
-        look = {"color": colors[model.arch], "marker": marker}
-        axes.scatter([stored] * len(dots), dots, alpha=0.35, **look)
-        axes.scatter(stored, mean(dots), s=90, label=name(model), **look)
-        if twin:
-            ends = [twin[0]["stored"], stored], [_bleu(twin), mean(dots)]
-            axes.plot(*ends, color=colors[model.arch], linewidth=1, alpha=0.6)
-    if not axes.collections:
-        return  # all have diverged
-    axes.set_xscale("log")
-    axes.set_xlabel("stored parameters")
-    axes.set_ylabel("BLEU of the held-out test set")
-    axes.set_title("Each line joins a shared translator with its plain twin")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    save_figure(figure, path)
+        trained.append(
+            Trained(
+                name(model),
+                [*ARCHS].index(model.arch),
+                "D" if model.size.endswith("-wide") else markers[model.model],
+                found[0]["stored"],
+                [row["bleu"] for row in found],
+                (twin[0]["stored"], _bleu(twin)) if twin else None,
+            )
+        )
+    if trained:  # else all have diverged
+        title = "Each line joins a shared translator with its plain twin"
+        plot_savings(trained, path, "BLEU of the held-out test set", title)
 
 
 def name(model: Any) -> str:

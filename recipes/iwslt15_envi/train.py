@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from results import write_whole
 from stages import STAMP
 
 from paramshare.cli import user_dir
@@ -175,14 +176,16 @@ def claim(out: Path, run: list[str], data: Path) -> str | None:
         "data": stamp.read_text("utf-8") if stamp.exists() else None,
     }
     path = out / "settings.json"
-    if path.exists() and (out / "checkpoint_last.pt").exists():
+    if (out / "checkpoint_last.pt").exists():
+        if not path.exists():
+            return f"no {path.name} says which"
         found = json.loads(path.read_text("utf-8"))
         if found["data"] != settings["data"]:
             return "other data"
         changed = {*found["options"]} ^ {*settings["options"]}
         return ", ".join(sorted(f"--{option.strip()}" for option in changed)) or None
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings, indent=1), "utf-8")
+    write_whole(path, json.dumps(settings, indent=1))
     return None
 
 
