@@ -87,7 +87,7 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
         "paper": _transformer(6, 512, 1024, dropout=0.3, pre_norm=True),
         "paper-wide": _transformer(6, 512, 4096, dropout=0.3, pre_norm=True),
     },
-    "lstm": {"compare": _lstm(2, 128, 128), "paper": _lstm(2, 512, 512, dropout=0.3)},
+    "lstm": {"compare": _lstm(1, 128, 128), "paper": _lstm(2, 512, 512, dropout=0.3)},
     "fconv": {"compare": _fconv(128, 192), "paper": _fconv(256, 256, dropout=0.3)},
 }
 # --share of each model; "fairseq" is the baseline by fairseq's own task, without paramshare.

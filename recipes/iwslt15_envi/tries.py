@@ -1,16 +1,17 @@
-"""What brings VEPS nearer to its twin: one setting changed at a time.
+"""What brings VEPS nearer to its twin: other settings than those of compare.py.
 
     python recipes/iwslt15_envi/tries.py --results recipes/iwslt15_envi
 
-after compare.py, with the same options. Each change is a probe, at the rate that compare.py has
-chosen; of those that have a better perplexity on the dev set than no change, the best two are
-trained to the end and scored. Every finished training is a line of RESULTS/tries.jsonl and is not
-repeated; the table goes between the marks of RESULTS/README.md.
+after compare.py, with the same options. Each change is a training at the rate that compare.py has
+chosen: to the update where its probes end, or, since that is early and says little of what a model
+lacks at the end, to the end, with scores. Every finished training is a line of RESULTS/tries.jsonl
+and is not repeated; the table goes between the marks of RESULTS/README.md.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
@@ -23,21 +24,33 @@ from script import check_installed, run_script
 from stages import UserError
 
 TRIES = "tries.jsonl"
-WIDER = "--encoder-embed-dim 192 --decoder-embed-dim 192"  # of the table; 128 in "compare"
-WHOLES = 2
-_OF_ALL = (
-    "--share-depth none",
-    "--share-depth none --share-blocks 8",
+DISTINCT = "--share-depth none"
+PROBED = (
+    DISTINCT,
+    f"{DISTINCT} --share-blocks 8",
     "--share-blocks 2",
     "--share-table-gradient 0.01",
     "--share-table-gradient 1",
     "--share-init paper",
     "--dropout 0",
 )
-CHANGES = {
-    "transformer": (*_OF_ALL, WIDER, f"{WIDER} --share-depth none"),
-    "lstm": (*_OF_ALL, f"{WIDER} --decoder-out-embed-dim 192"),
-    "fconv": (*_OF_ALL, f"{WIDER} --decoder-out-embed-dim 192"),
+
+
+def _wider(width: int) -> str:
+    """Of the table, and what reads it; 128 in "compare"."""
+    return f"--encoder-embed-dim {width} --decoder-embed-dim {width}"
+
+
+WHOLE = {
+    "transformer": (
+        "--dropout 0",
+        f"{DISTINCT} --share-blocks 8",
+        f"{DISTINCT} --share-blocks 8 --dropout 0",
+        f"{_wider(192)} {DISTINCT}",
+        f"{_wider(256)} {DISTINCT}",
+    ),
+    "lstm": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
+    "fconv": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
 }
 
 
@@ -48,33 +61,27 @@ class Tries:
         self.comparison = comparison
         comparison.read(TRIES)
 
-    def models(self, arch: str) -> list[Model]:
-        """The first has no change."""
-        size = self.comparison.args.size
-        return [Model(arch, "veps", size, change) for change in ("", *CHANGES[arch])]
+    def models(self, arch: str, changes: Sequence[str]) -> list[Model]:
+        return [Model(arch, "veps", self.comparison.args.size, change) for change in changes]
 
     def try_all(self) -> None:
-        made, probes = self.comparison, []
-        for arch in made.plans:
-            unchanged, *changed = self.models(arch)
-            lr = made.rate(unchanged)
-            if lr is None:
-                raise UserError(f"{arch}: run compare.py first, which chooses the learning rate")
-            probes += [(model, lr, TRIES) for model in changed if self.probed(model) is None]
-        made.at_once((made.probe, *probe) for probe in probes)
-        best = [model for arch in made.plans for model in self.best(arch)]
-        wholes = [(model, 1, TRIES) for model in best if self.whole(model) is None]
-        made.at_once((made.run, *whole) for whole in wholes)
-
-    def best(self, arch: str) -> list[Model]:
-        """The changes with the best probes, of those that are better than no change."""
-
-        def perplexity(model: Model) -> float:
-            return self.probed(model)["dev_perplexity"] or float("inf")
-
-        unchanged, *changed = self.models(arch)
-        better = [model for model in changed if perplexity(model) < perplexity(unchanged)]
-        return sorted(better, key=perplexity)[:WHOLES]
+        made = self.comparison
+        rates = {arch: made.rate(*self.models(arch, [""])) for arch in made.plans}
+        if None in rates.values():
+            first = ", ".join(arch for arch, rate in rates.items() if rate is None)
+            raise UserError(f"{first}: run compare.py first, which chooses the learning rate")
+        made.at_once(
+            (made.probe, model, lr, TRIES)
+            for arch, lr in rates.items()
+            for model in self.models(arch, PROBED)
+            if self.probed(model) is None
+        )
+        made.at_once(
+            (made.run, model, 1, TRIES)
+            for arch in rates
+            for model in self.models(arch, WHOLE[arch])
+            if self.whole(model) is None
+        )
 
     # ------------------------------------------------------------------ lines
 
@@ -96,11 +103,12 @@ class Tries:
         head = ["model", "change", "stored", "dev perplexity, probe", "at the end", "BLEU", "chrF"]
         lines = []
         for arch in self.comparison.plans:
-            unchanged, *changed = self.models(arch)
+            changes = dict.fromkeys(("", *PROBED, *WHOLE[arch]))
+            unchanged, *changed = self.models(arch, [*changes])
             for model in (unchanged._replace(model="baseline"), unchanged, *changed):
                 probe, whole = self.probed(model), self.whole(model)
-                if probe is not None:
-                    lines.append(_line(model, probe, whole or {}))
+                if probe or whole:
+                    lines.append(_line(model, probe or {}, whole or {}))
         return markdown(head, lines)
 
 
@@ -111,12 +119,14 @@ def _line(model: Model, probe: Row, whole: Row) -> list[str]:
         f"`{model.change}`" if model.change else "",
         f"{stored:,}" if stored else "",
         _perplexity(probe),
-        _perplexity(whole) if whole else "",
+        _perplexity(whole),
         *(f"{whole[score]:.1f}" if score in whole else "" for score in ("bleu", "chrf")),
     ]
 
 
 def _perplexity(row: Row) -> str:
+    if not row:
+        return ""
     return f"{row['dev_perplexity']:.2f}" if row["dev_perplexity"] else "diverged"
 
 
