@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 _PAPER = Plan(16000, 2000, 4000, 20000, (5e-4, 1e-3, 2e-3))
 PLANS = {
     "compare": {
-        "transformer": Plan(2000, 200, 400, 3000, (3e-3, 6e-3, 1.2e-2)),
+        "transformer": Plan(2000, 200, 400, 1200, (3e-3, 6e-3, 1.2e-2)),
         # It begins to learn after hundreds of updates, however many tokens they have: more, smaller
         # ones, in about the same time.
         "lstm": Plan(1000, 400, 800, 3000, (6e-3, 1.2e-2, 2.4e-2)),
@@ -168,7 +168,11 @@ class Comparison:
         return self.found(RATES, model, updates=self.plans[model.arch].probe, lr=lr)
 
     def rate(self, model: Model) -> float | None:
-        """The best of the probes', the lowest where all diverge; None before they are all there."""
+        """What its change names, or the best of the probes', the lowest where all diverge; None
+        before they are all there."""
+        named = re.search(r"--lr (\S+)", model.change)
+        if named:
+            return float(named[1])
         model = model._replace(change="")
         if model.model == "fairseq":  # is to be the same as the baseline
             model = model._replace(model="baseline")

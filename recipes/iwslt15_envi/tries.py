@@ -1,11 +1,15 @@
-"""What brings VEPS nearer to its twin: other settings than those of compare.py.
+"""What brings VEPS nearer to its twin: other settings, and more updates.
 
-    python recipes/iwslt15_envi/tries.py --results recipes/iwslt15_envi
+    python recipes/iwslt15_envi/tries.py --results recipes/iwslt15_envi --archs fconv
+    python recipes/iwslt15_envi/tries.py --results recipes/iwslt15_envi --archs transformer \
+        --updates 3000
 
-after compare.py, with the same options. Each change is a training at the rate that compare.py has
-chosen: to the update where its probes end, or, since that is early and says little of what a model
-lacks at the end, to the end, with scores. Every finished training is a line of RESULTS/tries.jsonl
-and is not repeated; the table goes between the marks of RESULTS/README.md.
+after compare.py, with the same options. Each change is a training with seed 1, at the rate that
+compare.py has chosen unless it names another: to the update where its probes end, or, since that is
+early and says little of what a model lacks at the end, to the end, with scores. To the end go the
+unchanged model and its twin, too, where --updates is not what compare.py has trained them for.
+Every finished training is a line of RESULTS/tries.jsonl (without a change, of rates.jsonl or
+results.jsonl) and is not repeated; the table of all goes between the marks of RESULTS/README.md.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from compare import NEEDED, parse
-from comparison import Comparison, Model
+from comparison import RATES, ROWS, Comparison, Model
 from quiet import import_tasks
 from results import Row, markdown, put_table
-from scoreboard import ARCHS
+from scoreboard import ARCHS, MODELS
 from script import check_installed, run_script
 from stages import UserError
 
@@ -43,11 +47,11 @@ def _wider(width: int) -> str:
 
 WHOLE = {
     "transformer": (
+        DISTINCT,
         "--dropout 0",
-        f"{DISTINCT} --share-blocks 8",
         f"{DISTINCT} --share-blocks 8 --dropout 0",
         f"{_wider(192)} {DISTINCT}",
-        f"{_wider(256)} {DISTINCT}",
+        f"{_wider(256)} {DISTINCT} --lr 0.003",
     ),
     "lstm": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
     "fconv": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
@@ -64,70 +68,64 @@ class Tries:
     def models(self, arch: str, changes: Sequence[str]) -> list[Model]:
         return [Model(arch, "veps", self.comparison.args.size, change) for change in changes]
 
+    def unchanged(self, arch: str) -> list[Model]:
+        """The twin, and what is changed."""
+        (shared,) = self.models(arch, [""])
+        return [shared._replace(model="baseline"), shared]
+
     def try_all(self) -> None:
         made = self.comparison
-        rates = {arch: made.rate(*self.models(arch, [""])) for arch in made.plans}
-        if None in rates.values():
-            first = ", ".join(arch for arch, rate in rates.items() if rate is None)
-            raise UserError(f"{first}: run compare.py first, which chooses the learning rate")
+        for arch in made.plans:
+            if None in map(made.rate, self.unchanged(arch)):
+                raise UserError(f"{arch}: run compare.py first, which chooses the learning rate")
         made.at_once(
-            (made.probe, model, lr, TRIES)
-            for arch, lr in rates.items()
+            (made.probe, model, made.rate(model), TRIES)
+            for arch, plan in made.plans.items()
             for model in self.models(arch, PROBED)
-            if self.probed(model) is None
+            if not self.found(model, plan.probe)
         )
         made.at_once(
-            (made.run, model, 1, TRIES)
-            for arch in rates
-            for model in self.models(arch, WHOLE[arch])
-            if self.whole(model) is None
+            (made.run, model, 1, TRIES if model.change else ROWS)
+            for arch, plan in made.plans.items()
+            for model in (*self.unchanged(arch), *self.models(arch, WHOLE[arch]))
+            if not self.found(model, plan.updates)
         )
 
-    # ------------------------------------------------------------------ lines
-
-    def probed(self, model: Model) -> Row | None:
-        if not model.change:
-            return self.comparison.probed(model, self.comparison.rate(model))
-        return self.found(model, self.comparison.plans[model.arch].probe)
-
-    def whole(self, model: Model) -> Row | None:
-        if not model.change:
-            return self.comparison.row(model, 1)
-        return self.found(model, self.comparison.plans[model.arch].updates)
-
-    def found(self, model: Model, updates: int) -> Row | None:
-        return self.comparison.found(TRIES, model, updates=updates)
+    def found(self, model: Model, updates: int | None = None) -> list[Row]:
+        """The lines of seed 1 with its rate, by their updates."""
+        wanted = {**self.comparison.identity(model), "lr": self.comparison.rate(model)}
+        if updates is not None:
+            wanted["updates"] = updates
+        names = [TRIES] if model.change else [RATES, ROWS]
+        lines = [row for name in names for row in self.comparison.lines[name]]
+        rows = [row for row in lines if wanted.items() <= row.items() and row.get("seed", 1) == 1]
+        return sorted(rows, key=lambda row: row["updates"])
 
     def table(self) -> str:
-        """In Markdown; BLEU is of whole trainings, seed 1."""
-        head = ["model", "change", "stored", "dev perplexity, probe", "at the end", "BLEU", "chrF"]
+        """In Markdown."""
+        head = ["model", "change", "stored", "updates", "dev perplexity", "BLEU", "chrF"]
         lines = []
         for arch in self.comparison.plans:
-            changes = dict.fromkeys(("", *PROBED, *WHOLE[arch]))
-            unchanged, *changed = self.models(arch, [*changes])
-            for model in (unchanged._replace(model="baseline"), unchanged, *changed):
-                probe, whole = self.probed(model), self.whole(model)
-                if probe or whole:
-                    lines.append(_line(model, probe or {}, whole or {}))
-        return markdown(head, lines)
+            changes = [*dict.fromkeys((*PROBED, *WHOLE[arch]))]
+            twin, *shared = [*self.unchanged(arch), *self.models(arch, changes)]
+            twins = {row["updates"]: row for row in self.found(twin)}
+            lines += [_line(twin, row) for row in twins.values()]
+            for model in shared:
+                lines += [_line(model, row, twins.get(row["updates"])) for row in self.found(model)]
+        return markdown([*head, "of the twin's BLEU"], lines)
 
 
-def _line(model: Model, probe: Row, whole: Row) -> list[str]:
-    stored = whole.get("stored") or probe.get("stored")
+def _line(model: Model, row: Row, twin: Row | None = None) -> list[str]:
+    compared = "bleu" in row and twin and twin.get("bleu")
     return [
-        f"{ARCHS[model.arch]}, {'VEPS' if model.model == 'veps' else 'plain'}",
+        f"{ARCHS[model.arch]}, {MODELS[model.model]}",
         f"`{model.change}`" if model.change else "",
-        f"{stored:,}" if stored else "",
-        _perplexity(probe),
-        _perplexity(whole),
-        *(f"{whole[score]:.1f}" if score in whole else "" for score in ("bleu", "chrf")),
+        f"{row['stored']:,}" if "stored" in row else "",
+        f"{row['updates']:,}",
+        f"{row['dev_perplexity']:.2f}" if row["dev_perplexity"] else "diverged",
+        *(f"{row[score]:.1f}" if score in row else "" for score in ("bleu", "chrf")),
+        f"{100 * row['bleu'] / twin['bleu']:.0f}%" if compared else "",
     ]
-
-
-def _perplexity(row: Row) -> str:
-    if not row:
-        return ""
-    return f"{row['dev_perplexity']:.2f}" if row["dev_perplexity"] else "diverged"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,7 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
             import_tasks()
             with tries.comparison.alone():
                 tries.try_all()
-        table = tries.table()
+        # Of all architectures, whichever were trained now.
+        args.archs = [*ARCHS]
+        table = Tries(Comparison(args)).table()
         print(table)
         put_table(tries.comparison.results / "README.md", table, "tries")
 

@@ -356,7 +356,7 @@ def test_trying_changes(
         return Log(1000, 20 - 5 * ("none" in model.change) - updates / 1000)
 
     def score(self, model: Model, out: Path, talks: Path | None = None) -> dict:
-        return {"bleu": 10.0, "chrf": 30.0, "signatures": []}
+        return {"bleu": 9.0 if model.change else 10.0, "chrf": 30.0}
 
     monkeypatch.setattr(Comparison, "train", train)
     monkeypatch.setattr(Comparison, "score", score)
@@ -365,10 +365,10 @@ def test_trying_changes(
     )
     arguments = ["--data", str(demo[0] / "data"), "--results", str(tmp_path), "--archs", "lstm"]
 
-    def try_all() -> int:
+    def try_all(*more: str) -> int:
         trained.clear()
         with within("iwslt15_envi"):
-            return tries.main(arguments)
+            return tries.main([*arguments, *more])
 
     assert try_all() == 1
     assert "lstm: run compare.py first" in capfd.readouterr().err
@@ -384,17 +384,30 @@ def test_trying_changes(
     assert readme.startswith("<!-- tries -->\n| model | change |")
     table = readme.splitlines()[3:]
     table = table[: table.index("<!-- end -->")]
-    assert table[:3] == [
-        "| LSTM, plain |  | 1,000 | 19.20 | 17.00 | 10.0 | 30.0 |",
-        "| LSTM, VEPS |  | 1,000 | 19.20 | 17.00 | 10.0 | 30.0 |",
-        "| LSTM, VEPS | `--share-depth none` | 1,000 | 14.20 | 12.00 | 10.0 | 30.0 |",
+    assert table[:6] == [
+        "| LSTM, plain |  | 1,000 | 800 | 19.20 |  |  |  |",
+        "| LSTM, plain |  | 1,000 | 3,000 | 17.00 | 10.0 | 30.0 |  |",
+        "| LSTM, VEPS |  | 1,000 | 800 | 19.20 |  |  |  |",
+        "| LSTM, VEPS |  | 1,000 | 3,000 | 17.00 | 10.0 | 30.0 | 100% |",
+        "| LSTM, VEPS | `--share-depth none` | 1,000 | 800 | 14.20 |  |  |  |",
+        "| LSTM, VEPS | `--share-depth none` | 1,000 | 3,000 | 12.00 | 9.0 | 30.0 | 90% |",
     ]
-    assert "| LSTM, VEPS | `--dropout 0` | 1,000 | 19.20 |  |  |  |" in table
-    assert "| LSTM, VEPS | `--share-blocks 2` |  | diverged |  |  |  |" in table
-    assert table[-1].endswith("embed-dim 192` | 1,000 |  | 17.00 | 10.0 | 30.0 |")
-    assert len(table) == 2 + len(probes) + 1
+    assert "| LSTM, VEPS | `--share-blocks 2` |  | 800 | diverged |  |  |  |" in table
+    assert table[-1].endswith("embed-dim 192` | 1,000 | 3,000 | 17.00 | 9.0 | 30.0 | 90% |")
+    assert len(table) == 4 + len(probes) + len(wholes)
 
     assert try_all() == 0
+    assert trained == []
+
+    # More updates, also of what has no change.
+    assert try_all("--updates", "5000") == 0
+    changes = ["", *tries.WHOLE["lstm"]]
+    more = [("baseline", "", lr, 1, 5000), *(("veps", change, lr, 1, 5000) for change in changes)]
+    assert sorted(trained) == sorted(more)
+    assert "| LSTM, plain |  | 1,000 | 5,000 | 15.00 | 10.0 | 30.0 |  |" in (
+        tmp_path / "README.md"
+    ).read_text("utf8")
+    assert try_all("--updates", "5000") == 0
     assert trained == []
 
 
