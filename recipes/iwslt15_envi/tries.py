@@ -53,7 +53,7 @@ WHOLE = {
         f"{_wider(192)} {DISTINCT}",
         f"{_wider(256)} {DISTINCT} --lr 0.003",
     ),
-    "lstm": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
+    "lstm": (f"{_wider(192)} --decoder-out-embed-dim 192",),
     "fconv": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
 }
 

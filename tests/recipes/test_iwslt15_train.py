@@ -363,7 +363,7 @@ def test_trying_changes(
     (tmp_path / "README.md").write_text(
         "<!-- tries -->\n<!-- end -->\n<!-- results --><!-- end -->"
     )
-    arguments = ["--data", str(demo[0] / "data"), "--results", str(tmp_path), "--archs", "lstm"]
+    arguments = ["--data", str(demo[0] / "data"), "--results", str(tmp_path), "--archs", "fconv"]
 
     def try_all(*more: str) -> int:
         trained.clear()
@@ -371,13 +371,13 @@ def test_trying_changes(
             return tries.main([*arguments, *more])
 
     assert try_all() == 1
-    assert "lstm: run compare.py first" in capfd.readouterr().err
-    assert compare(demo[0] / "data", tmp_path, "--archs", "lstm") == 0
+    assert "fconv: run compare.py first" in capfd.readouterr().err
+    assert compare(demo[0] / "data", tmp_path, "--archs", "fconv") == 0
     assert try_all() == 0
-    plan = PLANS["compare"]["lstm"]
+    plan = PLANS["compare"]["fconv"]
     lr = min(plan.rates)
     probes = [("veps", change, lr, 1, plan.probe) for change in tries.PROBED]
-    wholes = [("veps", change, lr, 1, plan.updates) for change in tries.WHOLE["lstm"]]
+    wholes = [("veps", change, lr, 1, plan.updates) for change in tries.WHOLE["fconv"]]
     assert sorted(trained[: len(probes)]) == sorted(probes)
     assert sorted(trained[len(probes) :]) == sorted(wholes)
     readme = (tmp_path / "README.md").read_text("utf8")
@@ -385,15 +385,15 @@ def test_trying_changes(
     table = readme.splitlines()[3:]
     table = table[: table.index("<!-- end -->")]
     assert table[:6] == [
-        "| LSTM, plain |  | 1,000 | 800 | 19.20 |  |  |  |",
-        "| LSTM, plain |  | 1,000 | 3,000 | 17.00 | 10.0 | 30.0 |  |",
-        "| LSTM, VEPS |  | 1,000 | 800 | 19.20 |  |  |  |",
-        "| LSTM, VEPS |  | 1,000 | 3,000 | 17.00 | 10.0 | 30.0 | 100% |",
-        "| LSTM, VEPS | `--share-depth none` | 1,000 | 800 | 14.20 |  |  |  |",
-        "| LSTM, VEPS | `--share-depth none` | 1,000 | 3,000 | 12.00 | 9.0 | 30.0 | 90% |",
+        "| ConvS2S, plain |  | 1,000 | 400 | 19.60 |  |  |  |",
+        "| ConvS2S, plain |  | 1,000 | 1,200 | 18.80 | 10.0 | 30.0 |  |",
+        "| ConvS2S, VEPS |  | 1,000 | 400 | 19.60 |  |  |  |",
+        "| ConvS2S, VEPS |  | 1,000 | 1,200 | 18.80 | 10.0 | 30.0 | 100% |",
+        "| ConvS2S, VEPS | `--share-depth none` | 1,000 | 400 | 14.60 |  |  |  |",
+        "| ConvS2S, VEPS | `--share-depth none` | 1,000 | 1,200 | 13.80 | 9.0 | 30.0 | 90% |",
     ]
-    assert "| LSTM, VEPS | `--share-blocks 2` |  | 800 | diverged |  |  |  |" in table
-    assert table[-1].endswith("embed-dim 192` | 1,000 | 3,000 | 17.00 | 9.0 | 30.0 | 90% |")
+    assert "| ConvS2S, VEPS | `--share-blocks 2` |  | 400 | diverged |  |  |  |" in table
+    assert table[-1].endswith("embed-dim 192` | 1,000 | 1,200 | 18.80 | 9.0 | 30.0 | 90% |")
     assert len(table) == 4 + len(probes) + len(wholes)
 
     assert try_all() == 0
@@ -401,10 +401,10 @@ def test_trying_changes(
 
     # More updates, also of what has no change.
     assert try_all("--updates", "5000") == 0
-    changes = ["", *tries.WHOLE["lstm"]]
+    changes = ["", *tries.WHOLE["fconv"]]
     more = [("baseline", "", lr, 1, 5000), *(("veps", change, lr, 1, 5000) for change in changes)]
     assert sorted(trained) == sorted(more)
-    assert "| LSTM, plain |  | 1,000 | 5,000 | 15.00 | 10.0 | 30.0 |  |" in (
+    assert "| ConvS2S, plain |  | 1,000 | 5,000 | 15.00 | 10.0 | 30.0 |  |" in (
         tmp_path / "README.md"
     ).read_text("utf8")
     assert try_all("--updates", "5000") == 0
