@@ -1,15 +1,17 @@
-"""What brings VEPS nearer to its twin: other settings, and more updates.
+"""What brings VEPS nearer to its twin: other settings, more updates; and what a plain model of its
+size does.
 
     python recipes/iwslt15_envi/tries.py --results recipes/iwslt15_envi --archs fconv
     python recipes/iwslt15_envi/tries.py --results recipes/iwslt15_envi --archs transformer \
         --updates 3000
 
-after compare.py, with the same options. Each change is a training with seed 1, at the rate that
-compare.py has chosen unless it names another: to the update where its probes end, or, since that is
-early and says little of what a model lacks at the end, to the end, with scores. To the end go the
-unchanged model and its twin, too, where --updates is not what compare.py has trained them for.
-Every finished training is a line of RESULTS/tries.jsonl (without a change, of rates.jsonl or
-results.jsonl) and is not repeated; the table of all goes between the marks of RESULTS/README.md.
+after compare.py, with the same options; of the size "compare". Each change is a training with seed
+1, at the rate that compare.py has chosen unless it names another: to the update where its probes
+end, or, since that is early and says little of what a model lacks at the end, to the end, with
+scores. To the end go a plain model that stores about as much as VEPS, and the unchanged ones, too,
+where --updates is not what compare.py has trained them for. Every finished training is a line of
+RESULTS/tries.jsonl (without a change, of rates.jsonl or results.jsonl) and is not repeated; the
+table of all goes between the marks of RESULTS/README.md.
 """
 
 from __future__ import annotations
@@ -40,21 +42,28 @@ PROBED = (
 )
 
 
-def _wider(width: int) -> str:
-    """Of the table, and what reads it; 128 in "compare"."""
+def _width(width: int) -> str:
+    """Of the table; 128 in "compare"."""
     return f"--encoder-embed-dim {width} --decoder-embed-dim {width}"
 
 
+_OUT = "--decoder-out-embed-dim"
 WHOLE = {
     "transformer": (
         DISTINCT,
         "--dropout 0",
         f"{DISTINCT} --share-blocks 8 --dropout 0",
-        f"{_wider(192)} {DISTINCT}",
-        f"{_wider(256)} {DISTINCT} --lr 0.003",
+        f"{_width(192)} {DISTINCT}",
+        f"{_width(256)} {DISTINCT} --lr 0.003",
     ),
-    "lstm": (f"{_wider(192)} --decoder-out-embed-dim 192",),
-    "fconv": (DISTINCT, f"{_wider(192)} --decoder-out-embed-dim 192"),
+    "lstm": (f"{_width(192)} {_OUT} 192",),
+    "fconv": (DISTINCT, f"{_width(192)} {_OUT} 192"),
+}
+# Of the plain model, so that it stores about as much as VEPS of the size "compare".
+NARROWER = {
+    "transformer": f"{_width(64)} --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128",
+    "lstm": f"{_width(96)} {_OUT} 96 --encoder-hidden-size 48 --decoder-hidden-size 96",
+    "fconv": f"{_width(96)} {_OUT} 96 --encoder-layers [(96,3)]*4 --decoder-layers [(96,3)]*3",
 }
 
 
@@ -65,29 +74,32 @@ class Tries:
         self.comparison = comparison
         comparison.read(TRIES)
 
-    def models(self, arch: str, changes: Sequence[str]) -> list[Model]:
-        return [Model(arch, "veps", self.comparison.args.size, change) for change in changes]
+    def model(self, arch: str, name: str, change: str = "") -> Model:
+        return Model(arch, name, self.comparison.args.size, change)
 
-    def unchanged(self, arch: str) -> list[Model]:
-        """The twin, and what is changed."""
-        (shared,) = self.models(arch, [""])
-        return [shared._replace(model="baseline"), shared]
+    def plain(self, arch: str) -> list[Model]:
+        """The twin, and a narrower one."""
+        return [self.model(arch, "baseline"), self.model(arch, "baseline", NARROWER[arch])]
+
+    def shared(self, arch: str, changes: Sequence[str]) -> list[Model]:
+        """Without a change, and with each."""
+        return [self.model(arch, "veps", change) for change in ("", *changes)]
 
     def try_all(self) -> None:
         made = self.comparison
         for arch in made.plans:
-            if None in map(made.rate, self.unchanged(arch)):
+            if None in (made.rate(self.model(arch, name)) for name in ("baseline", "veps")):
                 raise UserError(f"{arch}: run compare.py first, which chooses the learning rate")
         made.at_once(
             (made.probe, model, made.rate(model), TRIES)
             for arch, plan in made.plans.items()
-            for model in self.models(arch, PROBED)
+            for model in self.shared(arch, PROBED)
             if not self.found(model, plan.probe)
         )
         made.at_once(
             (made.run, model, 1, TRIES if model.change else ROWS)
             for arch, plan in made.plans.items()
-            for model in (*self.unchanged(arch), *self.models(arch, WHOLE[arch]))
+            for model in (*self.plain(arch), *self.shared(arch, WHOLE[arch]))
             if not self.found(model, plan.updates)
         )
 
@@ -107,16 +119,14 @@ class Tries:
         lines = []
         for arch in self.comparison.plans:
             changes = [*dict.fromkeys((*PROBED, *WHOLE[arch]))]
-            twin, *shared = [*self.unchanged(arch), *self.models(arch, changes)]
-            twins = {row["updates"]: row for row in self.found(twin)}
-            lines += [_line(twin, row) for row in twins.values()]
-            for model in shared:
+            twins = {row["updates"]: row for row in self.found(self.model(arch, "baseline"))}
+            for model in (*self.plain(arch), *self.shared(arch, changes)):
                 lines += [_line(model, row, twins.get(row["updates"])) for row in self.found(model)]
         return markdown([*head, "of the twin's BLEU"], lines)
 
 
-def _line(model: Model, row: Row, twin: Row | None = None) -> list[str]:
-    compared = "bleu" in row and twin and twin.get("bleu")
+def _line(model: Model, row: Row, twin: Row | None) -> list[str]:
+    compared = "bleu" in row and row != twin and twin and twin.get("bleu")
     return [
         f"{ARCHS[model.arch]}, {MODELS[model.model]}",
         f"`{model.change}`" if model.change else "",
@@ -133,6 +143,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def body() -> None:
         check_installed(NEEDED)
+        if args.size != "compare":
+            raise UserError(f"--size {args.size}: what is tried here are changes of compare")
         tries = Tries(Comparison(args))
         if not args.show:
             import_tasks()

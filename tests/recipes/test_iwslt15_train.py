@@ -372,21 +372,28 @@ def test_trying_changes(
 
     assert try_all() == 1
     assert "fconv: run compare.py first" in capfd.readouterr().err
+    assert try_all("--size", "paper") == 1
+    assert "--size paper: what is tried here" in capfd.readouterr().err
     assert compare(demo[0] / "data", tmp_path, "--archs", "fconv") == 0
     assert try_all() == 0
     plan = PLANS["compare"]["fconv"]
     lr = min(plan.rates)
     probes = [("veps", change, lr, 1, plan.probe) for change in tries.PROBED]
-    wholes = [("veps", change, lr, 1, plan.updates) for change in tries.WHOLE["fconv"]]
+    narrower = tries.NARROWER["fconv"]
+    wholes = [
+        ("baseline", narrower, lr, 1, plan.updates),
+        *(("veps", change, lr, 1, plan.updates) for change in tries.WHOLE["fconv"]),
+    ]
     assert sorted(trained[: len(probes)]) == sorted(probes)
     assert sorted(trained[len(probes) :]) == sorted(wholes)
     readme = (tmp_path / "README.md").read_text("utf8")
     assert readme.startswith("<!-- tries -->\n| model | change |")
     table = readme.splitlines()[3:]
     table = table[: table.index("<!-- end -->")]
-    assert table[:6] == [
+    assert table[:7] == [
         "| ConvS2S, plain |  | 1,000 | 400 | 19.60 |  |  |  |",
         "| ConvS2S, plain |  | 1,000 | 1,200 | 18.80 | 10.0 | 30.0 |  |",
+        f"| ConvS2S, plain | `{narrower}` | 1,000 | 1,200 | 18.80 | 9.0 | 30.0 | 90% |",
         "| ConvS2S, VEPS |  | 1,000 | 400 | 19.60 |  |  |  |",
         "| ConvS2S, VEPS |  | 1,000 | 1,200 | 18.80 | 10.0 | 30.0 | 100% |",
         "| ConvS2S, VEPS | `--share-depth none` | 1,000 | 400 | 14.60 |  |  |  |",
@@ -401,8 +408,8 @@ def test_trying_changes(
 
     # More updates, also of what has no change.
     assert try_all("--updates", "5000") == 0
-    changes = ["", *tries.WHOLE["fconv"]]
-    more = [("baseline", "", lr, 1, 5000), *(("veps", change, lr, 1, 5000) for change in changes)]
+    more = [("baseline", change, lr, 1, 5000) for change in ("", narrower)]
+    more += [("veps", change, lr, 1, 5000) for change in ("", *tries.WHOLE["fconv"])]
     assert sorted(trained) == sorted(more)
     assert "| ConvS2S, plain |  | 1,000 | 5,000 | 15.00 | 10.0 | 30.0 |  |" in (
         tmp_path / "README.md"
