@@ -12,8 +12,11 @@ def usual_jobs() -> int:
     """How many are made at once: one on a GPU, else one a core."""
     import torch
 
-    cores = len(os.sched_getaffinity(0))  # of the process, which may be in a container
-    return 1 if torch.cuda.is_available() else cores
+    if torch.cuda.is_available():
+        return 1
+    if hasattr(os, "sched_getaffinity"):  # of the process, which may be in a container
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def at_once(jobs: int, calls: Iterable[tuple[Any, ...]]) -> None:

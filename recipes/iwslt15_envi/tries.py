@@ -31,15 +31,18 @@ from stages import UserError
 
 TRIES = "tries.jsonl"
 DISTINCT = "--share-depth none"
-PROBED = (
-    DISTINCT,
-    f"{DISTINCT} --share-blocks 8",
-    "--share-blocks 2",
-    "--share-table-gradient 0.01",
-    "--share-table-gradient 1",
-    "--share-init paper",
-    "--dropout 0",
-)
+_OF_ALL = ("--share-table-gradient 0.01", "--share-table-gradient 1", "--dropout 0")
+PROBED = {
+    "transformer": (
+        DISTINCT,
+        f"{DISTINCT} --share-blocks 8",
+        "--share-blocks 2",
+        "--share-init paper",
+        *_OF_ALL,
+    ),
+    "lstm": _OF_ALL,
+    "fconv": _OF_ALL,
+}
 
 
 def _width(width: int) -> str:
@@ -56,7 +59,7 @@ WHOLE = {
         f"{_width(192)} {DISTINCT}",
         f"{_width(256)} {DISTINCT} --lr 0.003",
     ),
-    "lstm": (f"{_width(192)} {_OUT} 192",),
+    "lstm": ("--share-table-gradient 0.01", f"{_width(192)} {_OUT} 192"),
     "fconv": (DISTINCT, f"{_width(192)} {_OUT} 192"),
 }
 # Of the plain model, so that it stores about as much as VEPS of the size "compare".
@@ -93,7 +96,7 @@ class Tries:
         made.at_once(
             (made.probe, model, made.rate(model), TRIES)
             for arch, plan in made.plans.items()
-            for model in self.shared(arch, PROBED)
+            for model in self.shared(arch, PROBED[arch])
             if not self.found(model, plan.probe)
         )
         made.at_once(
@@ -118,7 +121,7 @@ class Tries:
         head = ["model", "change", "stored", "updates", "dev perplexity", "BLEU", "chrF"]
         lines = []
         for arch in self.comparison.plans:
-            changes = [*dict.fromkeys((*PROBED, *WHOLE[arch]))]
+            changes = [*dict.fromkeys((*PROBED[arch], *WHOLE[arch]))]
             twins = {row["updates"]: row for row in self.found(self.model(arch, "baseline"))}
             for model in (*self.plain(arch), *self.shared(arch, changes)):
                 lines += [_line(model, row, twins.get(row["updates"])) for row in self.found(model)]

@@ -351,7 +351,7 @@ def test_trying_changes(
 
     def train(self, model: Model, lr: float, seed: int, updates: int) -> Log:
         trained.append((model.model, model.change, lr, seed, updates))
-        if model.change == "--share-blocks 2":
+        if model.change == "--share-table-gradient 1":
             raise Diverged("diverged")
         return Log(1000, 20 - 5 * ("none" in model.change) - updates / 1000)
 
@@ -378,7 +378,7 @@ def test_trying_changes(
     assert try_all() == 0
     plan = PLANS["compare"]["fconv"]
     lr = min(plan.rates)
-    probes = [("veps", change, lr, 1, plan.probe) for change in tries.PROBED]
+    probes = [("veps", change, lr, 1, plan.probe) for change in tries.PROBED["fconv"]]
     narrower = tries.NARROWER["fconv"]
     wholes = [
         ("baseline", narrower, lr, 1, plan.updates),
@@ -396,10 +396,11 @@ def test_trying_changes(
         f"| ConvS2S, plain | `{narrower}` | 1,000 | 1,200 | 18.80 | 9.0 | 30.0 | 90% |",
         "| ConvS2S, VEPS |  | 1,000 | 400 | 19.60 |  |  |  |",
         "| ConvS2S, VEPS |  | 1,000 | 1,200 | 18.80 | 10.0 | 30.0 | 100% |",
-        "| ConvS2S, VEPS | `--share-depth none` | 1,000 | 400 | 14.60 |  |  |  |",
-        "| ConvS2S, VEPS | `--share-depth none` | 1,000 | 1,200 | 13.80 | 9.0 | 30.0 | 90% |",
+        "| ConvS2S, VEPS | `--share-table-gradient 0.01` | 1,000 | 400 | 19.60 |  |  |  |",
+        "| ConvS2S, VEPS | `--share-table-gradient 1` |  | 400 | diverged |  |  |  |",
     ]
-    assert "| ConvS2S, VEPS | `--share-blocks 2` |  | 400 | diverged |  |  |  |" in table
+    whole = "| ConvS2S, VEPS | `--share-depth none` | 1,000 | 1,200 | 13.80 | 9.0 | 30.0 | 90% |"
+    assert table[-2] == whole
     assert table[-1].endswith("embed-dim 192` | 1,000 | 1,200 | 18.80 | 9.0 | 30.0 | 90% |")
     assert len(table) == 4 + len(probes) + len(wholes)
 
