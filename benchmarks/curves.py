@@ -78,14 +78,10 @@ def _peak(model: Encoder, tokens: torch.Tensor) -> int:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Times above memory, a column an axis: dots are measured, lines predicted."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
-    from results import save_figure
+    from pictures import new_figure, save_figure
 
-    figure = Figure(figsize=(15, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, len(AXES), sharex="col", sharey="row")
+    figure, panels = new_figure(15, 7, 2, len(AXES), sharex="col", sharey="row")
     for (axis, label), (times, memory) in zip(LABELS.items(), panels.T, strict=True):
         found = sorted((row for row in rows if row["axis"] == axis), key=lambda row: row["value"])
         values = [row["value"] for row in found]

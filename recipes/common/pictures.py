@@ -40,14 +40,15 @@ def plot_savings(trained: Sequence[Trained], path: Path, score: str, title: str)
     save_figure(figure, path)
 
 
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """(figure, axes); inches. Needs no display, and leaves matplotlib's state alone."""
+def new_figure(width: float, height: float, *grid: int, **shared: str) -> tuple[Any, Any]:
+    """(figure, axes, or an array of them in rows and columns); inches. Needs no display, and leaves
+    matplotlib's state alone."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    return figure, figure.subplots(*grid, **shared)
 
 
 def save_figure(figure: Any, path: Path) -> None:
