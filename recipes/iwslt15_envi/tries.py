@@ -16,6 +16,7 @@ table of all goes between the marks of RESULTS/README.md.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,9 +154,9 @@ def main(arguments: list[str] | None = None) -> int:
             import_tasks()
             with tries.comparison.alone():
                 tries.try_all()
-        # Of all architectures, whichever were trained now.
-        args.archs = [*ARCHS]
-        table = Tries(Comparison(args)).table()
+        # Of all architectures and updates, whichever were trained now.
+        shown = {**vars(args), "archs": [*ARCHS], "updates": None, "test": None}
+        table = Tries(Comparison(argparse.Namespace(**shown))).table()
         print(table)
         put_table(tries.comparison.results / "README.md", table, "tries")
 

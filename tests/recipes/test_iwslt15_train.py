@@ -407,7 +407,11 @@ def test_trying_changes(
     assert try_all() == 0
     assert trained == []
 
-    # More updates, also of what has no change.
+    # More updates, also of what has no change; or fewer, below the probes of another architecture.
+    assert try_all("--updates", "600") == 0
+    assert "| ConvS2S, plain |  | 1,000 | 600 | 19.40 | 10.0 | 30.0 |  |" in (
+        tmp_path / "README.md"
+    ).read_text("utf8")
     assert try_all("--updates", "5000") == 0
     more = [("baseline", change, lr, 1, 5000) for change in ("", narrower)]
     more += [("veps", change, lr, 1, 5000) for change in ("", *tries.WHOLE["fconv"])]
