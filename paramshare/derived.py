@@ -162,6 +162,17 @@ def _make_class(
             raise _cannot_be_set(self, name)
         super(made, self).register_parameter(name, param)  # type: ignore[misc]
 
+    def load(self: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Of a shared module: its plans are compared before anything in it is written. Of an
+        owner: a file's empty weight, which keeps it from plain modules, is not for it."""
+        places = {part: path for path, part in self.named_modules()} if pools(self) else {}
+        for pool in pools(self):
+            pool.check_state(state, f"{prefix}{places[pool]}.")
+        for name in sources(self):
+            if isinstance(empty := state.get(prefix + name), Tensor) and empty.numel() == 0:
+                del state[prefix + name]
+        super(made, self)._load_from_state_dict(state, prefix, *args)  # type: ignore[misc]
+
     body: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -169,6 +180,7 @@ def _make_class(
         "__new__": create,
         "__reduce_ex__": reduce,
         "register_parameter": register_parameter,
+        "_load_from_state_dict": load,
         "_paramshare_bake": _restore_one,
         BASE: base,
     }

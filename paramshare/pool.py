@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from paramshare import state
 from paramshare.blockwise import apply_tiles
 from paramshare.errors import ShareError
 from paramshare.factored import complete, expand
@@ -256,6 +257,31 @@ class Pool(nn.Module):
     def dtype(self) -> torch.dtype:
         """Of the table, and of the weights outside of autocast."""
         return table_of(self.embedding).dtype
+
+    # ------------------------------------------------------------------ how it is saved
+
+    def get_extra_state(self) -> Tensor:
+        """The plan, as it stands in a state_dict."""
+        encoded = state.encode(self.plan)
+        device = table_of(self.embedding).device
+        return encoded if device.type == "meta" else encoded.to(device)
+
+    def set_extra_state(self, stored: Any) -> None:
+        """Raises ShareError where the state is of another plan."""
+        state.check(self.plan, stored)
+
+    def check_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Raises ShareError where a state_dict, in which the pool has this prefix, is of another
+        plan. One without a plan, from before there was any in it, passes."""
+        for name in (state.KEY, state.EARLIER):
+            if prefix + name in state_dict:
+                state.check(self.plan, state_dict[prefix + name])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.check_state(state_dict, prefix)
+        state_dict.pop(prefix + state.EARLIER, None)
+        state_dict.setdefault(prefix + state.KEY, self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # ------------------------------------------------------------------ what becomes of it
 

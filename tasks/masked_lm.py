@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from paramshare import ShareError
 from paramshare.models.sharebert import PRESETS, MaskedLMHead, ShareBert, ShareBertConfig
+from paramshare.sharing import named_pools
 from paramshare.tasks.sharing import (
     Layouts,
     ShareConfig,
     Shares,
     SharingTask,
     in_options,
-    keep_plans_in_checkpoints,
+    refuse_shared_states,
 )
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class SharedMaskedLMTask(SharingTask, MaskedLMTask):
                 tokens = self.source_dictionary.symbols
                 fill_from(Path(cfg.sharebert_from), model, model.config, tokens)
             self.sharebert = asdict(model.config)
-            keep_plans_in_checkpoints(model)
+            if not list(named_pools(model)):
+                refuse_shared_states(model)
         else:
             self.share(model, from_checkpoint)
         return model

@@ -1,12 +1,10 @@
 """The `--share-*` options of the plugins, and what they do to a fairseq model."""
 
-import json
 import logging
 import re
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import nn
 
@@ -14,10 +12,8 @@ from paramshare import ShareError, SharingPlan, share_from_embedding
 from paramshare.depth import MAPS, check_depth
 from paramshare.layout import LAYOUTS
 from paramshare.plan import EXECUTIONS, INITS
-from paramshare.pool import Pool
 from paramshare.report import count_parameters
 from paramshare.rewrite import apply_plan
-from paramshare.sharing import named_pools
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +85,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             f"--share-depth {depth} is unknown: use one of {MAPS} (M distinct layers)"
         ) from None
     if cfg.share == "none":
-        keep_plans_in_checkpoints(model)
+        refuse_shared_states(model)
         return {}
     sides = ["encoder"]
     if hasattr(model, "decoder"):
@@ -123,7 +119,6 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             ) from None
         plans[path] = sharing.plan.to_dict()
         logger.info(f"shared weights of {path or 'the model'}:\n{sharing}")
-    keep_plans_in_checkpoints(model)
     stored = count_parameters(model)
     logger.info(f"parameters: stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}")
     return plans
@@ -140,7 +135,6 @@ def share_again(model: nn.Module, plans: Plans) -> None:
                 "a shared model cannot be loaded with other layers or sizes "
                 "(--encoder-layers-to-keep, --decoder-layers-to-keep, --model-overrides)"
             ) from None
-    keep_plans_in_checkpoints(model)
 
 
 class SharingTask:
@@ -185,53 +179,9 @@ def _table(model: nn.Module, name: str) -> nn.Module:
     return table
 
 
-# A checkpoint restored under other --share options would fit in shape and be noise. fairseq hands
-# a model nothing but its state when training goes on, so the plan travels there: as the bytes of
-# its JSON, in int64, which the averaging of checkpoints leaves as they are, and under a name with
-# "version" in it, which fairseq's EMA does not average.
-_PLAN = "plan_version_1"
-
-
-def keep_plans_in_checkpoints(model: nn.Module) -> None:
-    """From now on the model's state has the plans of what is shared in it, and loads no state with
-    others."""
-    pools = [pool for _, pool in named_pools(model)]
-    for pool in pools:
-        pool.register_state_dict_post_hook(_write_plan)
-        pool.register_load_state_dict_pre_hook(_check_plan)
-    if not pools:
-        model.register_load_state_dict_pre_hook(_check_no_plan)
-
-
-def _write_plan(pool: Pool, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    text = json.dumps(pool.plan.to_dict()).encode()
-    state[f"{prefix}{_PLAN}"] = torch.tensor(list(text), dtype=torch.int64)
-
-
-def _check_plan(
-    pool: Pool,
-    state: dict[str, Any],
-    prefix: str,
-    metadata: dict[str, Any],
-    strict: bool,
-    missing: list[str],
-    unexpected: list[str],
-    errors: list[str],
-) -> None:
-    stored = state.pop(f"{prefix}{_PLAN}", None)
-    if stored is None:  # torch reports this where the loading is strict
-        missing.append(f"{prefix}{_PLAN}")
-        return
-    try:
-        plan = SharingPlan.from_dict(json.loads(bytes(stored.long().tolist())))
-    except ValueError as error:
-        errors.append(f"{prefix}{_PLAN} is damaged: {error}")
-        return
-    difference = plan.difference(pool.plan)
-    if difference is not None:
-        errors.append(
-            f"the checkpoint was made with other --share options: its plan differs in {difference}"
-        )
+def refuse_shared_states(model: nn.Module) -> None:
+    """From now on the plain model says what is wrong with the state of a shared one."""
+    model.register_load_state_dict_pre_hook(_check_no_plan)
 
 
 def _check_no_plan(
@@ -244,5 +194,6 @@ def _check_no_plan(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    if any(name.endswith(_PLAN) for name in state):
+    pools = ("paramshare._extra_state", "paramshare.plan_version_1")
+    if any(name.endswith(pools) for name in state):
         errors.append("the checkpoint was made with other --share options: its model is shared")

@@ -276,10 +276,10 @@ def test_a_checkpoint_of_other_options_is_refused(corpus: Path) -> None:
     same.load_state_dict(state)
     assert torch.equal(same(**inputs())[0], model(**inputs())[0])
     _, other = build(corpus / "joined", *one, "--share-blocks", "1")
-    with pytest.raises(RuntimeError, match="made with other --share options: its plan differs in"):
+    with pytest.raises(ShareError, match="shared otherwise: its plan differs in columns"):
         other.load_state_dict(state)
     _, plain = build(corpus / "joined", *one, "--share", "none")
-    with pytest.raises(RuntimeError, match="Missing key.*paramshare.plan_version_1"):
+    with pytest.raises(RuntimeError, match="Missing key.*paramshare.projection"):
         model.load_state_dict(plain.state_dict())
 
 
