@@ -52,6 +52,17 @@ class _Tiles(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
+        stored = ctx.saved_tensors
+        parts = [
+            _products(*stored[:place], tangent, *stored[place + 1 :])
+            for place, tangent in enumerate(tangents)
+            if tangent is not None
+        ]
+        return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

@@ -24,6 +24,7 @@ from paramshare.errors import ShareError
 from paramshare.kinds import kind_of_class
 from paramshare.lifted import LiftedTable
 from paramshare.marks import BASE, POOLS, SOURCES, original_class, pools, sources
+from paramshare.readonly import ReadOnlyWeight, read_only
 
 if TYPE_CHECKING:
     from paramshare.pool import Pool
@@ -47,7 +48,15 @@ class Source:
         weight = self.pool.weight(self.group, training)
         if self.normed:
             weight = weight.to(self.pool.dtype)  # that of the gain, under autocast too
-        return (weight.t() if self.out_last else weight).view(self.shape)
+        return self.guard((weight.t() if self.out_last else weight).view(self.shape))
+
+    def guard(self, weight: Tensor) -> Tensor:
+        """The weight as those get it who read it now: a forward as it is, all others so that they
+        cannot write into it, which would be lost."""
+        if self.pool.holder.running is not None or torch.compiler.is_compiling():
+            return weight
+        assert self.group is not None
+        return read_only(weight, self.pool.plan.groups[self.group].name)
 
 
 def derive(module: nn.Module, new: dict[str, Source], pool: Pool | None) -> None:
@@ -132,9 +141,10 @@ def _class_for(
     base = original_class(type(module))
     if not new and not held:
         return base
-    groups = [s.pool.plan.groups[s.group] for s in new.values() if s.group is not None]
-    applied = any(group.execution != "materialized" for group in groups)
-    holds = bool(held) or bool(groups) and base.forward is not nn.Linear.forward
+    groups = any(source.group is not None for source in new.values())
+    weight = new.get("weight")
+    applied = weight is not None and weight.group is not None and base.forward is nn.Linear.forward
+    holds = bool(held) or groups and not applied
     normed = weight_norm.normed_names(module, new)
     return _derived_class(base, tuple(new), normed, applied, holds)
 
@@ -158,7 +168,7 @@ def _make_class(
 
     def register_parameter(self: nn.Module, name: str, param: Parameter | None) -> None:
         """What setting a Parameter, by hand or by a tool that replaces weights, comes to."""
-        if name in sources(self):
+        if name in sources(self) or isinstance(param, ReadOnlyWeight):  # pruning keeps the latter
             raise _cannot_be_set(self, name)
         super(made, self).register_parameter(name, param)  # type: ignore[misc]
 
@@ -269,25 +279,25 @@ def _weight_property(name: str) -> property:
             return nn.Module.__getattr__(self, name)  # type: ignore[return-value]
         return source.read(self.training)
 
-    def refuse(self: nn.Module, value: object) -> None:
+    def refuse(self: nn.Module, value: object = None) -> None:
         raise _cannot_be_set(self, name)
 
-    return property(read, refuse)
+    return property(read, refuse, refuse)
 
 
 def _normed_property(name: str) -> property:
     def read(self: nn.Module) -> Tensor:
-        return weight_norm.normed(self, name)
+        return sources(self)[f"{name}_v"].guard(weight_norm.normed(self, name))
 
-    def refuse(self: nn.Module, value: object) -> None:
+    def refuse(self: nn.Module, value: object = None) -> None:
         raise _cannot_be_set(self, name)
 
-    return property(read, refuse)
+    return property(read, refuse, refuse)
 
 
 def _cannot_be_set(module: nn.Module, name: str) -> ShareError:
     return ShareError(
-        f"{name} of this {type(module).__name__} is read from the embedding and cannot be set; "
+        f"{name} of this {type(module).__name__} is read from the embedding and cannot be set or removed; "
         "call paramshare.materialize on the shared module first"
     )
 

@@ -71,6 +71,18 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
+        input, table_blocks = ctx.saved_tensors
+        terms = zip(tangents, ((0, table_blocks), (1, input)), strict=True)
+        parts = [
+            _reduce(tangent, other) if place == 0 else _reduce(other, tangent)
+            for tangent, (place, other) in terms
+            if tangent is not None
+        ]
+        return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]

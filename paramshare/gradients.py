@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from paramshare.standin import StandIn, built
 
@@ -18,6 +19,10 @@ def scale_gradient(tensor: Tensor, share: float) -> Tensor:
     gradients nothing does."""
     if share == 1 or not torch.is_grad_enabled() or isinstance(tensor, StandIn):
         return tensor
+    if (
+        forward_ad._current_level >= 0
+    ):  # there a Function cannot return a view whose tangent is scaled
+        return torch.lerp(tensor.detach(), tensor, share)
     return _ScaleGradient.apply(tensor, share)
 
 
@@ -74,6 +79,7 @@ class _VirtualColumns(torch.autograd.Function):
         table, projection, bias, ctx.share = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(table, projection)
+        ctx.save_for_forward(table, projection)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -90,3 +96,16 @@ class _VirtualColumns(torch.autograd.Function):
         if ctx.has_bias and ctx.needs_input_grad[2]:
             to_bias = gradient.sum(1).to(projection.dtype)
         return to_table, to_projection, to_bias, None
+
+    @staticmethod
+    def jvp(  # type: ignore[override]
+        ctx: Any, of_table: Tensor | None, of_projection: Tensor | None, of_bias: Any, _: None
+    ) -> Tensor:
+        """What `backward` is the transpose of, the share included."""
+        table, projection = ctx.saved_tensors
+        tangent = projection.new_zeros(projection.shape[1], len(table))
+        if of_table is not None:
+            tangent = tangent + (projection * ctx.share).t() @ of_table.t()
+        if of_projection is not None:
+            tangent = tangent + of_projection.t() @ table.t()
+        return tangent if of_bias is None else tangent + of_bias.unsqueeze(1)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paramshare.checks import is_sharded
 from paramshare.errors import ShareError
+from paramshare.samples import Samples
 
 # (what, gradients on?, autocast dtype) -> tensors. The modes are in the key, since a tensor made in
 # one is wrong in another: a weight first read under no_grad would silently not train.
@@ -25,6 +26,7 @@ Frame = dict[tuple[Any, ...], Any]
 # for tensors that have no marks.
 State = list[tuple[Tensor, Tensor, Any]] | None
 _STATE = (("state",),)  # its key in a frame
+_SAMPLES = (("samples",),)  # key of what shows writes without marks, in a frame that is kept
 
 # Key of the set of groups that were written into, in a frame under which somebody looks for that.
 WATCHED = (("watched",),)
@@ -83,9 +85,13 @@ class Holder:
             self.kept = None
             return new_frame(tensors)
         kept = self.kept  # once: another thread may drop it meanwhile
-        if kept is None or not _is_of(kept, tensors):
+        if kept is None or not _is_of(kept, tensors) or _is_written(kept, whole):
             kept = new_frame(tensors)
-            self.kept = kept if kept[_STATE] is not None else None
+            if kept[_STATE] is None:
+                self.kept = None
+            else:
+                kept[_SAMPLES] = [Samples(tensor) for tensor in tensors if not tensor.is_meta]
+                self.kept = kept
         return kept
 
 
@@ -168,6 +174,14 @@ def _state(tensors: list[Tensor]) -> State:
         return [(tensor, tensor.detach(), _mark(tensor)) for tensor in tensors]
     except RuntimeError:
         return None
+
+
+def _is_written(frame: Frame, whole: bool) -> bool:
+    """Whether what a kept frame was derived from was written to without a mark."""
+    if not any(key[0][0] in ("weight", "reduced") for key in list(frame)):  # other threads add
+        return False  # views of what is stored are right whatever is written
+    # A comparison makes a GPU wait: once a call of the whole module, not for each weight of a part.
+    return any(s.differ(whole) for s in frame[_SAMPLES] if whole or s.device.type == "cpu")
 
 
 def _is_of(frame: Frame, tensors: list[Tensor]) -> bool:
