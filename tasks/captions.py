@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paramshare import ShareError
+from paramshare.models.colours import colours
 
 logger = logging.getLogger(__name__)
 SHOWN = 3  # of each kind of defect, by name
@@ -120,12 +121,16 @@ def check_pictures(found: Captions, folder: Path) -> None:
 def _defect(path: Path) -> str | None:
     from PIL import Image
 
-    if not path.is_file():
-        return "missing picture"
     try:
+        if not path.is_file():
+            return "missing picture"
         with Image.open(path) as picture:
             picture.draft("RGB", (64, 64))  # a JPEG is read to its end all the same, but quicker
-            picture.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            colours(picture)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return f"picture of over {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
+    except ShareError:
+        return "picture of which nothing says what is white"
+    except Exception:  # a damaged file fails in many ways
         return "broken picture"
     return None
