@@ -115,10 +115,11 @@ def read_json(path: Path) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
         raise ValueError(f"an object has the key {max(keys, key=keys.count)!r} twice")
-    return dict(pairs)
+    return made
 
 
 def each(content: Any, name: str, read: Callable[[dict[str, Any]], T]) -> list[T]:

@@ -18,7 +18,9 @@ from made_up import write, write_jsonl
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-examples, probing = load("bert_mlm", "texts.examples", "measures.probing")
+examples, probing, vectors = load(
+    "bert_mlm", "texts.examples", "measures.probing", "measures.vectors"
+)
 FORMS = ("jsonl", "csv", "tsv", "parquet")
 TYPED = ("jsonl", "parquet")
 NAN = math.nan
@@ -318,6 +320,13 @@ def test_targets_of_probes(target: dict[str, Any], tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", content)
     with pytest.raises(probing.UserError, match=r"x\.jsonl, line 1 is not \{\"text\""):
         probing.read(path)
+
+
+def test_ratings_of_words(tmp_path: Path) -> None:
+    for rating in ("nan", "inf", "high", ""):
+        path = write(tmp_path / "x.tsv", f"good\tfine\t9\nbad\tking\t{rating}\n")
+        with pytest.raises(vectors.UserError, match=r"x\.tsv, line 2: not two words and a rating"):
+            vectors.read_pairs(path)
 
 
 def test_files_written_by_hand(tmp_path: Path) -> None:
