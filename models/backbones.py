@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paramshare.errors import ShareError
+from paramshare.models.colours import colours
 
 EFFICIENTNET_LITE0 = "efficientnet_lite0"
 SIZE = 224  # pixels a side
@@ -59,26 +59,20 @@ class Backbone(nn.Module):
 
 class Transform:
     """Pixels `(3, SIZE, SIZE)` of a PIL picture: the whole of it, upright, on white where it is
-    transparent."""
+    transparent. Raises as `colours`."""
 
     def __init__(self, mean: Any, std: Any) -> None:
         self.mean = torch.tensor(mean).view(3, 1, 1)
         self.std = torch.tensor(std).view(3, 1, 1)
 
     def __call__(self, picture: Any) -> Tensor:
-        from PIL import Image, ImageOps
+        from PIL import Image
 
-        picture.load()
-        with suppress(Exception):  # damaged EXIF, which says nothing of the pixels
-            picture = ImageOps.exif_transpose(picture)
-        if picture.mode.startswith("I"):  # 16 bits a pixel, which PIL would cut off at 255
-            grey = np.clip(np.asarray(picture) // 256, 0, 255).astype(np.uint8)
-            picture = Image.fromarray(grey)
-        if picture.has_transparency_data:
-            picture = picture.convert("RGBA")
+        picture = colours(picture)
+        if picture.mode == "RGBA":
             white = Image.new("RGBA", picture.size, "white")
-            picture = Image.alpha_composite(white, picture)
-        picture = picture.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+            picture = Image.alpha_composite(white, picture).convert("RGB")
+        picture = picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
         return (pixels - self.mean) / self.std
 

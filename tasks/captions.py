@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from paramshare import ShareError
+from paramshare.models.colours import colours
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 SHOWN = 3  # of each kind of defect, by name
 
 
@@ -59,19 +62,19 @@ def read_captions(path: Path, split: Callable[[str], list[str]]) -> Captions:
     split: of a caption, into tokens; one without any is empty. Raises ShareError where the file is
     not there or no such JSON; everything else that is wrong becomes a defect.
     """
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text("utf-8"))
-        images = [(int(x["id"]), str(x["file_name"])) for x in content["images"]]
-        annotations = [
-            (int(x["id"]), int(x["image_id"]), x["caption"]) for x in content["annotations"]
-        ]
-        folder = content.get("info", {}).get("pictures")
-    except FileNotFoundError:
-        raise ShareError(f"{path} is not there") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        images = each(content, "images", lambda x: (number(x["id"]), text(x["file_name"])))
+        annotations = each(
+            content,
+            "annotations",
+            lambda x: (number(x["id"]), number(x["image_id"]), x["caption"]),
+        )
+        folder = _pictures(content.get("info"))
+    except (ValueError, KeyError, TypeError) as error:
         raise ShareError(
             f"{path} is no COCO annotation file, with images (id, file_name) and annotations (id, "
-            f"image_id, caption): {type(error).__name__} {error}"
+            f"image_id, caption): {said(error)}"
         ) from None
     found = Captions(path, Path(folder) if folder else None, {}, {})
     defects = found.defects
@@ -81,22 +84,93 @@ def read_captions(path: Path, split: Callable[[str], list[str]]) -> Captions:
         else:
             found.files[picture], found.of[picture] = name, []
     seen = set()
-    for number, picture, caption in annotations:
-        if number in seen:
+    for id, picture, caption in annotations:
+        if id in seen:
             kind = "caption id twice"
         elif picture not in found.files:
             kind = "caption without picture"
-        elif not isinstance(caption, str) or not split(caption):
+        elif not _is_text(caption):
+            kind = "caption that is no text"
+        elif not split(caption):
             kind = "empty caption"
         else:
             found.of[picture].append(caption)
-            seen.add(number)
+            seen.add(id)
             continue
-        seen.add(number)
-        defects.setdefault(kind, []).append(f"{number} (picture {picture})")
+        seen.add(id)
+        defects.setdefault(kind, []).append(f"{id} (picture {picture})")
     for picture in [picture for picture, captions in found.of.items() if not captions]:
         found.drop(picture, "picture without caption")
     return found
+
+
+def read_json(path: Path) -> Any:
+    """Raises ShareError where that is not one JSON value, of objects that have a key once."""
+    try:
+        return json.loads(path.read_text("utf-8"), object_pairs_hook=_object)
+    except FileNotFoundError:
+        raise ShareError(f"{path} is not there") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ShareError(f"{path} is no JSON that can be read: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"an object has the key {max(keys, key=keys.count)!r} twice")
+    return made
+
+
+def each(content: Any, name: str, read: Callable[[dict[str, Any]], T]) -> list[T]:
+    """What `read` makes of each object in a list of `content`.
+
+    Raises KeyError where there is no such list, TypeError where it is none, and ValueError that
+    names the object of which `read` raises one of them.
+    """
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds {content!r:.40}, which is no object")
+    if not isinstance(content[name], list):
+        raise TypeError(f"{name} is {content[name]!r:.40}, which is no list")
+    made = []
+    for place, entry in enumerate(content[name]):
+        try:
+            if not isinstance(entry, dict):
+                raise TypeError(f"{entry!r:.40} is no object")
+            made.append(read(entry))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{name}[{place}]: {said(error)}") from None
+    return made
+
+
+def number(value: Any) -> int:
+    """An id. Raises TypeError for others: True, 1.0 and infinities would become other ids."""
+    if type(value) is not int:
+        raise TypeError(f"the id {value!r:.40} is no whole number")
+    return value
+
+
+def text(value: Any) -> str:
+    """Raises TypeError."""
+    if not _is_text(value):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def said(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _is_text(value: Any) -> bool:
+    """JSON can hold halves of characters, which no file can."""
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value
+
+
+def _pictures(info: Any) -> str | None:
+    if info is not None and not isinstance(info, dict):
+        raise TypeError(f"info is {info!r:.40}, which is no object")
+    folder = (info or {}).get("pictures")
+    return None if folder is None else text(folder)
 
 
 def check_features(found: Captions, available: Iterable[int]) -> None:
@@ -120,12 +194,16 @@ def check_pictures(found: Captions, folder: Path) -> None:
 def _defect(path: Path) -> str | None:
     from PIL import Image
 
-    if not path.is_file():
-        return "missing picture"
     try:
+        if not path.is_file():
+            return "missing picture"
         with Image.open(path) as picture:
             picture.draft("RGB", (64, 64))  # a JPEG is read to its end all the same, but quicker
-            picture.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            colours(picture)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return f"picture of over {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
+    except ShareError:
+        return "picture of which nothing says what is white"
+    except Exception:  # a damaged file fails in many ways
         return "broken picture"
     return None

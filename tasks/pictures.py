@@ -50,8 +50,12 @@ def open_picture(path: Path, transform: Any) -> Tensor:
             return transform(picture)
     except FileNotFoundError:
         raise ShareError(f"{path} is not there") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise ShareError(f"{path} is no picture that can be read: {error}") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        said = str(error).partition(",")[0]
+        raise ShareError(f"{path} is too large ({said}): scale it down") from None
+    except Exception as error:  # a damaged file fails in many ways
+        said = str(error) or type(error).__name__
+        raise ShareError(f"{path} is no picture that can be read: {said}") from None
 
 
 class CaptionDataset(FairseqDataset):

@@ -37,7 +37,8 @@ def read_references(path: Path) -> References:
             (_number(x["id"]), _number(x["image_id"]), _text(x["caption"]))
             for x in content["annotations"]
         ]
-        folder = content.get("info", {}).get("pictures")
+        folder = (content.get("info") or {}).get("pictures")
+        folder = None if folder is None else Path(_text(folder))
     except WRONG as error:
         raise UserError(
             f"{path} is no COCO annotation file, with images (id, file_name) and annotations (id, "
@@ -52,7 +53,7 @@ def read_references(path: Path) -> References:
     for _, picture, caption in annotations:
         captions[picture].append(caption)
     refuse(path, "picture without references", [x for x, found in captions.items() if not found])
-    return References(path, Path(folder) if folder else None, files, captions)
+    return References(path, folder, files, captions)
 
 
 def read_results(path: Path, references: References) -> dict[int, str]:
@@ -100,11 +101,19 @@ def refuse(name: object, what: str, found: Collection[object]) -> None:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"), object_pairs_hook=_object)
     except FileNotFoundError:
         raise UserError(f"{path} is not there") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"an object has the key {max(keys, key=keys.count)!r} twice")
+    return made
 
 
 def _number(value: Any) -> int:

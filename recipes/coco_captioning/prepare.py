@@ -32,7 +32,10 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE.parents[1] / "data"
 OUT = DATA / "coco_captioning"
 NEEDED = {"rich": "rich", "PIL": "pillow", "fairseq": "fairseq-fixed"}
-RULES = ("../../tasks/caption_text.py", "../../tasks/captions.py", "../common/plain.py")
+RULES = (
+    *("../../tasks/caption_text.py", "../../tasks/captions.py", "../../models/colours.py"),
+    "../common/plain.py",
+)
 CODE = ("captions", "coco", "split", "vocabulary")
 NEXT = "python recipes/coco_captioning/features.py"
 

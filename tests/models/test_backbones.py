@@ -169,7 +169,7 @@ def stored(picture: Image.Image, form: str = "png", **options: object) -> Image.
         ("L", 7, (7, 7, 7)),
         ("1", 1, (255, 255, 255)),
         ("I;16", 65535, (255, 255, 255)),
-        ("I;16", 7 * 256 + 3, (7, 7, 7)),
+        ("I;16", 77 * 256 + 3, (77, 77, 77)),
     ],
 )
 def test_modes(small: Backbone, mode: str, colour: object, expected: tuple[int, ...]) -> None:

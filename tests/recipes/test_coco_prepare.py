@@ -255,11 +255,7 @@ def test_captions_without_pictures(coco: Coco, tmp_path: Path) -> None:
     [
         ("[]", "is no file of Karpathy's split"),
         ('{"images": [{"filename": "a.jpg"}]}', "is no file of Karpathy's split"),
-        ('{"images": [', "is no file of Karpathy's split"),
-        (
-            '{"images": [{"imgid": 1, "filename": "a", "split": "dev", "sentences": []}]}',
-            "KeyError 'dev'",
-        ),
+        ('{"images": {}}', "is no file of Karpathy's split.*: images is {}, which is no list"),
     ],
 )
 def test_files_that_are_something_else(tmp_path: Path, content: str, saying: str) -> None:
@@ -267,6 +263,55 @@ def test_files_that_are_something_else(tmp_path: Path, content: str, saying: str
     with pytest.raises(stages.UserError, match=saying):
         prepared("--karpathy", tmp_path / "a.json", "--images", tmp_path, "--out", tmp_path / "out")
     assert not (tmp_path / "out/captions").exists()
+
+
+@pytest.mark.parametrize("content", ['{"images": [', "[" * 100_000, '{"images": [], "images": []}'])
+def test_files_that_are_no_json(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "captions_a.json"
+    path.write_text(content)
+    for given in (("--karpathy", path), ("--annotations", path, path)):
+        with pytest.raises(ShareError, match=rf"{path} is no JSON that can be read: "):
+            prepared(*given, "--images", tmp_path, "--out", tmp_path / "out")
+
+
+NO_NUMBER = (None, True, 1.0, 1e400, -1e400, float("nan"), "7", [7], {})
+NO_TEXT = (None, True, 5, 1.5, ["a"], {}, "\ud800")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, x) for field in ("cocoid", "sentid") for x in NO_NUMBER),
+        *((field, x) for field in ("filepath", "filename", "split") for x in NO_TEXT),
+        ("split", "dev"),
+        *(("sentences", x) for x in (None, 3, "ab", {}, [3], [None], [["raw"]])),
+    ],
+)
+def test_fields_of_karpathy(field: str, value: object, coco: Coco, tmp_path: Path) -> None:
+    """What is no id, or no text, would become another one."""
+
+    def edit(content: Any) -> None:
+        image = content["images"][2]
+        (image["sentences"][1] if field == "sentid" else image)[field] = value
+
+    change(coco.karpathy, edit)
+    options = ("--karpathy", coco.karpathy, "--images", coco.images, "--out", tmp_path / "out")
+    place = r"images\[2\]: " + (r"sentences\[1\]: " if field == "sentid" else "")
+    with pytest.raises(stages.UserError, match=rf"{coco.karpathy} is no file of.*: {place}"):
+        prepared(*options)
+
+
+@pytest.mark.parametrize("field", ["cocoid", "sentid", "filename", "split", "sentences", "raw"])
+def test_fields_of_karpathy_that_are_missing(field: str, coco: Coco, tmp_path: Path) -> None:
+    def edit(content: Any) -> None:
+        image = content["images"][0]
+        image.pop("imgid")
+        (image["sentences"][0] if field in ("sentid", "raw") else image).pop(field)
+
+    change(coco.karpathy, edit)
+    options = ("--karpathy", coco.karpathy, "--images", coco.images, "--out", tmp_path / "out")
+    with pytest.raises(stages.UserError, match=r"is no file of.*: images\[0\]: "):
+        prepared(*options)
 
 
 def test_what_can_be_said_at_once(coco: Coco, tmp_path: Path) -> None:

@@ -268,6 +268,11 @@ WRONG_REFERENCES: dict[str, tuple[Any, str]] = {
         annotations({**REFERENCES, 5: []}),
         "1 x picture without references, first: 5",
     ),
+    "folder": (_changed(lambda x: x.update(info={"pictures": 3})), "3 is no text"),
+    "info": (_changed(lambda x: x.update(info=[3])), "is no COCO annotation file"),
+    "infinite id": (_changed(lambda x: x["images"][0].update(id=1e400)), "the id inf is no whole"),
+    "deep": ("[" * 100_000, "test.json is no JSON"),
+    "key twice": ('{"images": [], "images": []}', "an object has the key 'images' twice"),
     "wordless": (
         annotations({**REFERENCES, 5: ["a bus", "..."]}),
         "1 x picture with a reference that has no word, first: 5",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -169,15 +170,148 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
 
     refused("2 ids, 1 of them different, and 3 offsets", ids=[1, 1])
     refused("2 ids, 2 of them different, and 2 offsets", offsets=[0, 2])
-    refused(r"damaged \(offsets\)", offsets=[0, 4, 4])
-    refused(r"shape \(4, 3\) of float16, but pictures\.json says \(6, 3\)", offsets=[0, 2, 6])
-    refused("damaged", offsets=[0, 2, None])
+    refused("by its offsets picture 2 has 0 rows, not 1 or more", offsets=[0, 4, 4])
+    refused("by its offsets picture 2 has -1 rows", offsets=[0, 2, 1])
+    refused("picture 1 has 2 rows, not 6", grid=[2, 3])
+    refused(r"shape \(4, 3\) of float16, .* but pictures\.json says \(6, 3\)", offsets=[0, 2, 6])
+    refused("offsets begin with 1, not 0", offsets=[1, 2, 4])
     refused("has format 2, known is 1", format=2)
-    for left in (whole[:-1], whole[:100], b""):
+    for left in (whole[:100], b"", b"[" * 300, b"PK\3\4"):
         rows.write_bytes(left)
         refused(r"features\.npy cannot be read")
+    for left in (whole[:-1], whole + b"\0"):
+        rows.write_bytes(left)
+        refused(rf"has {len(left)} bytes, but {len(whole)} belong to its shape \(4, 3\)")
     rows.unlink()
     refused(r"features\.npy cannot be read: .*No such file")
-    about.write_text("{")
-    with pytest.raises(ShareError, match=r"pictures\.json is damaged"):
+    for left in ("", "{", "[" * 100_000, "[1]", "3", "null", "{}", '{"format": 1}', "\xff"):
+        about.write_bytes(left.encode("latin-1"))
+        with pytest.raises(ShareError, match=r"pictures\.json is damaged: .*: make it again"):
+            Features(folder)
+    about.unlink()
+    about.mkdir()
+    with pytest.raises(ShareError, match=r"pictures\.json is damaged: .*Is a directory"):
         Features(folder)
+
+
+WRONG = (None, True, -1, 0, 1.0, 1e400, float("nan"), 10**30, "1", "", [], {}, [None], [[0]])
+KNOWN = [*(("ids", [1, id]) for id in (-1, 0, 10**30)), ("format", True), ("format", 1.0)]
+FIELDS = ("ids", "width", "grid", "backbone", "offsets", "format")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+def test_fields_of_other_types(field: str, value: object, tmp_path: Path) -> None:
+    """In the place of the whole field, and of a number in it."""
+    folder = tmp_path / "train"
+    write(folder, {1: 2, 2: 2}, grid=(1, 2))
+    about = folder / "pictures.json"
+    content = json.loads(about.read_text())
+    changed = [{**content, field: value}]
+    if isinstance(content[field], list):
+        changed.append({**content, field: [*content[field][:-1], value]})
+    for content in changed:
+        found = content[field]
+        about.write_text(json.dumps(content))
+        if (field in ("grid", "backbone") and found is None) or (field, found) in KNOWN:
+            assert Features(folder).ids == content["ids"]
+        else:
+            with pytest.raises(
+                ShareError, match=r"train/(pictures\.json is damaged|features\.npy)"
+            ):
+                Features(folder)
+    about.write_text(json.dumps({key: x for key, x in content.items() if key != field}))
+    with pytest.raises(ShareError, match=rf"pictures\.json is damaged: '{field}' is missing"):
+        Features(folder)
+
+
+HEADERS = {
+    "{'descr': '<f2', 'fortran_order': False, 'shape': (-4, 3), }": r"shape \(-4, 3\)",
+    "{'descr': '<f2', 'fortran_order': False, 'shape': (4, -3), }": r"shape \(4, -3\)",
+    "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 6), }": r"shape \(2, 6\)",
+    "{'descr': '<f2', 'fortran_order': False, 'shape': (12,), }": r"shape \(12,\)",
+    "{'descr': '<f2', 'fortran_order': False, 'shape': (10000000000000, 3), }": "shape",
+    "{'descr': '<f2', 'fortran_order': True, 'shape': (4, 3), }": "by columns, but",
+    "{'descr': '>f2', 'fortran_order': False, 'shape': (4, 3), }": "of >f2",
+    "{'descr': '<i2', 'fortran_order': False, 'shape': (4, 3), }": "of int16",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3), }": "of float32",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (4, 3), }": "of object",
+    "{'descr': [('a', '<f2')], 'fortran_order': False, 'shape': (4, 3), }": "of \\[",
+    "{'descr': '<f2', 'fortran_order': False, 'shape': (4.0, 3), }": "cannot be read",
+    "{'descr': '<f2', 'fortran_order': False, 'shape': None, }": "cannot be read",
+    "{'descr': None, 'fortran_order': False, 'shape': (4, 3), }": "cannot be read|of float64",
+    "{'fortran_order': False, 'shape': (4, 3), }": "cannot be read",
+    "[" * 110: "cannot be read",
+    "(" * 118: "cannot be read",
+    "": "cannot be read",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_that_say_something_else(header: str, tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    write(folder, {1: 2, 2: 2})
+    rows = folder / "features.npy"
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:10] + header.encode().ljust(117) + b"\n" + whole[128:])
+    with pytest.raises(ShareError, match=rf"features\.npy .*({HEADERS[header]})"):
+        Features(folder)
+
+
+def test_headers_with_any_byte_changed(tmp_path: Path) -> None:
+    """They are refused, or say the same."""
+    folder = tmp_path / "train"
+    write(folder, {1: 2, 2: 2})
+    path = folder / "features.npy"
+    whole = path.read_bytes()
+    for place in range(128):
+        for byte in (0, 32, 49, 255, whole[place] ^ 1):
+            path.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numpy, of headers that Python 2 wrote
+                try:
+                    found = Features(folder)
+                except ShareError:
+                    continue
+            assert np.array_equal(found[2], rows_of(2, 2))
+
+
+def test_other_formats_under_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    write(folder, {1: 2, 2: 2})
+    path, rows = folder / "features.npy", np.load(folder / "features.npy")
+    with path.open("wb") as file:
+        np.savez(file, rows)
+    with pytest.raises(ShareError, match=r"features\.npy cannot be read: .*magic"):
+        Features(folder)
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, rows, (2, 0))
+    with pytest.raises(ShareError, match=r"has version \(2, 0\) of the format, known is \(1, 0\)"):
+        Features(folder)
+    np.save(path, rows)  # as another program may have written it
+    assert np.array_equal(Features(folder)[2], rows_of(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("counts.txt", b"2\nx\n"),
+        ("counts.txt", b"2\n-2\n"),
+        ("counts.txt", b"2\n2\n2\n2\n"),
+        ("counts.txt", b"2\n" + b"9" * 5000 + b"\n"),
+        ("counts.txt", b"2\n3\n"),
+        ("counts.txt", b"\xff\n"),
+        ("features.npy", b""),
+        ("features.npy", bytes(128 + 2 * WIDTH * 4 - 1)),
+        ("wanted.json", b""),
+        ("wanted.json", b"[" * 100_000),
+    ],
+)
+def test_what_was_begun_is_damaged(name: str, content: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    with pytest.raises(KeyboardInterrupt):
+        write(folder, {1: 2, 2: 2, 3: 2}, stop_at=3)
+    (tmp_path / "train.partial" / name).write_bytes(content)
+    with pytest.raises(ShareError, match=r"train\.partial (was begun|is damaged).*: delete it and"):
+        write(folder, {1: 2, 2: 2, 3: 2})
+    assert not folder.exists()

@@ -139,22 +139,20 @@ def _vectors(
 def read(path: Path) -> list[Text]:
     """UserError where a line is not as it should be."""
     texts, kinds, count = [], set(), 0
-    for number, row in enumerate(read_rows(path), 1):
+    for place, row in read_rows(path):
         try:
             words = row["text"].split()
             targets = [_target(target) for target in row["targets"]]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UserError(
-                f'{path}: text {number} is not {{"text": ..., "targets": [{{"span1": [s, e],'
-                ' "label": ...}]}'
+                f'{place} is not {{"text": ..., "targets": [{{"span1": [s, e], "label": ...}}]}}'
             ) from None
         for target in targets:
             kinds.add(len(target.spans))
             for start, end in target.spans:
                 if not 0 <= start < end <= len(words):
                     raise UserError(
-                        f"{path}: text {number} has the span [{start}, {end}], but {len(words)}"
-                        " words"
+                        f"{place} has the span [{start}, {end}], but {len(words)} words"
                     )
         count += len(targets)
         texts.append(Text(words, targets))
@@ -178,4 +176,6 @@ def _target(target: dict[str, Any]) -> Target:
     spans = [target[name] for name in ("span1", "span2") if name in target]
     if not isinstance(target["label"], str) or "span1" not in target:
         raise TypeError
-    return Target(tuple((int(start), int(end)) for start, end in spans), target["label"])
+    if any(type(edge) is not int for span in spans for edge in span):
+        raise TypeError
+    return Target(tuple((start, end) for start, end in spans), target["label"])

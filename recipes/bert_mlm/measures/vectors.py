@@ -3,6 +3,7 @@
 The vector of a word of several pieces is the mean of theirs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,6 +142,8 @@ def read_pairs(path: Path) -> list[Pair]:
         try:
             first, second, rating = line.split("\t")
             pairs.append(Pair(first, second, float(rating)))
+            if not math.isfinite(pairs[-1].rating):
+                raise ValueError
         except ValueError:
             raise UserError(f"{path}, line {number}: not two words and a rating") from None
     return pairs

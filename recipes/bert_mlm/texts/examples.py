@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 10  # labels
 COLUMNS = (("text",), ("text2",), ("label",))  # of files of one's own
+# Not all that float() takes: it also takes nan, inf and 1_0.
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+# How programs write a number that is missing, or is none.
+_MISSING = {
+    *("nan", "-nan", "inf", "-inf", "+inf", "infinity", "-infinity"),
+    *("na", "n/a", "#n/a", "<na>", "null", "none", "nil"),
+}
 
 
 class Example(NamedTuple):
@@ -27,6 +35,14 @@ class Example(NamedTuple):
 
     texts: tuple[str, ...]
     label: float
+
+
+class Labelled(NamedTuple):
+    """What a row says; `place` names it."""
+
+    place: str
+    texts: tuple[str, ...]
+    label: str | float | Decimal
 
 
 @dataclass
@@ -97,7 +113,8 @@ def load(args: argparse.Namespace) -> Data:
             if not kept:
                 raise UserError(f"{source}: no row has a label")
             left_out += len(everything) - len(kept)
-            read[split] = texts_and_labels(source, kept, (*task.texts, glue.LABELS))
+            names = (*task.texts, glue.LABELS)
+            read[split] = texts_and_labels(source, kept, names, empty=True)
         paper = args.glue == "cola" and args.cola_metric == "paper"
         measure = metrics.accuracy_and_f1 if paper else getattr(metrics, task.measure)
         return _data(read, task.regression, measure, left_out)
@@ -107,7 +124,7 @@ def load(args: argparse.Namespace) -> Data:
     for split in ("train", "dev", "test"):
         if (path := getattr(args, split)) is not None:
             read[split] = texts_and_labels(path, read_rows(path), COLUMNS)
-    pairs = [split for split, found in read.items() if len(found[0][0]) == 2]
+    pairs = [split for split, found in read.items() if len(found[0].texts) == 2]
     if 0 < len(pairs) < len(read):
         raise UserError(f"text2 is a column of {', '.join(pairs)} only: it is in all files or none")
     return _data(
@@ -118,13 +135,18 @@ def load(args: argparse.Namespace) -> Data:
 
 
 def texts_and_labels(
-    path: Path | str, rows: Sequence[Row], columns: Iterable[Sequence[str]]
-) -> list[tuple[tuple[str, ...], Any]]:
+    source: Path | str,
+    rows: Sequence[Row],
+    columns: Iterable[Sequence[str]],
+    *,
+    empty: bool = False,
+) -> list[Labelled]:
     """The texts and the label of each row. UserError if one has none.
 
-    columns: the names that each may have, the label's last; `text2` is there or not.
+    source: of all rows. columns: the names that each may have, the label's last; `text2` is there
+    or not. empty: whether a text may be empty, as a few of QQP are.
     """
-    present = {name for row in rows for name in row}
+    present = {name for row in rows for name in row.cells}
     names = []
     for choices in columns:
         found = [name for name in choices if name in present]
@@ -132,79 +154,125 @@ def texts_and_labels(
             names.append(found[0])
         elif "text2" not in choices:
             raise UserError(
-                f"{path} has no column {choices[0]!r}: its columns are {', '.join(sorted(present))}"
+                f"{source} has no column {choices[0]!r}: its columns are "
+                f"{', '.join(sorted(present))}"
             )
     read = []
-    for number, row in enumerate(rows, 1):
-        *texts, label = (row.get(name) for name in names)
-        if None in texts or label is None or not str(label).strip():
-            raise UserError(f"{path}: row {number} lacks one of {', '.join(names)}")
+    for place, cells in rows:
+        *texts, label = (cells.get(name) for name in names)
         for name, text in zip(names, texts, strict=False):
-            if not isinstance(text, str):
-                raise UserError(f"{path}: row {number} has the {name} {text!r}, which is no text")
-        read.append((tuple(texts), label))
+            if _is_missing(text) and not (empty and isinstance(text, str)):
+                raise UserError(f"{place} lacks the {name}")
+            _check_text(place, name, text)
+        if _is_missing(label):
+            raise UserError(f"{place} lacks the {names[-1]}")
+        if isinstance(label, str):
+            _check_text(place, names[-1], label)
+        elif not isinstance(label, int | float | Decimal) or label in (math.inf, -math.inf):
+            raise UserError(
+                f"{place} has the {names[-1]} {label!r:.40}, which is neither a text nor a number"
+            )
+        read.append(Labelled(place, tuple(texts), label))
     return read
 
 
+def _is_missing(value: Any) -> bool:
+    """NaN is how tables of numbers say it; an empty cell, how CSV does."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _check_text(place: str, name: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise UserError(f"{place} has the {name} {text!r:.40}, which is no text")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{place} has a {name} with a NUL or half a character: {text!r:.40}")
+
+
 def _data(
-    read: dict[str, list[tuple[tuple[str, ...], Any]]],
-    regression: bool,
-    measure: Measure,
-    left_out: int = 0,
+    read: dict[str, list[Labelled]], regression: bool, measure: Measure, left_out: int = 0
 ) -> Data:
     if regression:
         names = None
         label_of = _number
     else:
-        names = sorted({_name(label) for _, label in read["train"]}, key=_by_number)
+        for rows in read.values():
+            _check_booleans(rows)
+        _check_missing(read["train"])
+        names = sorted({_name(row.label) for row in read["train"]}, key=_by_number)
         if len(names) < 2:
             raise UserError(f"all training texts have the same label, {names[0]!r}")
         ids = {name: float(number) for number, name in enumerate(names)}
-        for split, examples in read.items():
-            if new := {_name(label) for _, label in examples} - set(names):
-                raise UserError(
-                    f"label {min(new)!r} is in the {split} texts, but not in the training texts:"
-                    f" these have {_shown(names)}"
-                )
+        for split, rows in read.items():
+            for row in rows:
+                if (name := _name(row.label)) not in ids:
+                    raise UserError(
+                        f"{row.place}: label {name!r} is in the {split} texts, but not in the"
+                        f" training texts: these have {_shown(names)}"
+                    )
 
-        def label_of(label: Any) -> float:
-            return ids[_name(label)]
+        def label_of(row: Labelled) -> float:
+            return ids[_name(row.label)]
 
     splits = {
-        split: [Example(texts, label_of(label)) for texts, label in examples]
-        for split, examples in read.items()
+        split: [Example(row.texts, label_of(row)) for row in rows] for split, rows in read.items()
     }
     return Data(splits, names, measure, left_out)
+
+
+def _check_booleans(rows: Sequence[Labelled]) -> None:
+    """UserError where only some labels are booleans: nothing says whether true is another 1."""
+    booleans = [isinstance(row.label, bool) for row in rows]
+    if any(booleans) and not all(booleans):
+        first, other = rows[booleans.index(True)], rows[booleans.index(False)]
+        raise UserError(
+            f"{first.place} has the label {first.label}, {other.place} has {other.label!r:.40}:"
+            " use booleans for all or for none"
+        )
+
+
+def _check_missing(rows: Sequence[Labelled]) -> None:
+    """UserError where one of the labels stands for a number that is missing, for all others are
+    numbers. Among words it is one: "nan" is the code of a language, "none" an answer."""
+    missing = [row for row in rows if str(row.label).strip().lower() in _MISSING]
+    others = {_name(row.label) for row in rows} - {_name(row.label) for row in missing}
+    if missing and all(_NUMBER.fullmatch(name) for name in others):
+        raise UserError(
+            f"{missing[0].place}: label {missing[0].label!r} is not a number, but all others are"
+        )
 
 
 def _shown(names: Sequence[str]) -> str:
     """The first ones, and what to do where they are numbers that can hardly be classes."""
     more = len(names) - MOST_SHOWN
     shown = ", ".join(names[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    numbers = all(math.isfinite(_by_number(name)[0]) for name in names)
-    if numbers and (more > 0 or not all(re.fullmatch(r"-?\d+", name) for name in names)):
+    numbers = all(_NUMBER.fullmatch(name) for name in names)
+    if numbers and (more > 0 or not all(re.fullmatch(r"-?[0-9]+", name) for name in names)):
         shown += "; numbers that are to be predicted need --regression"
     return shown
 
 
-def _number(label: Any) -> float:
-    try:
-        number = float(label)
-    except (TypeError, ValueError):
-        number = math.nan
+def _number(row: Labelled) -> float:
+    number = math.nan
+    text = str(row.label).strip()
+    if not isinstance(row.label, bool) and _NUMBER.fullmatch(text):
+        number = float(text)
     if not math.isfinite(number):
-        raise UserError(f"label {label!r} is not a number, which --regression needs")
+        raise UserError(
+            f"{row.place}: label {row.label!r:.40} is not a number, which --regression needs"
+        )
     return number
 
 
 def _name(label: Any) -> str:
-    """1, 1.0 and "1.0" are one label."""
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", str(label).strip())
+    """1, 1.0 and "1.0" are one label, as are 0 and -0.0."""
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    name = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", str(label).strip())
+    return "0" if name == "-0" else name
 
 
 def _by_number(name: str) -> tuple[float, str]:
     """Numbers in their order, then words in theirs."""
-    try:
-        return float(name), name
-    except ValueError:
-        return math.inf, name
+    return float(name) if _NUMBER.fullmatch(name) else math.inf, name

@@ -61,15 +61,18 @@ def rows(name: str, folder: Path | None) -> dict[str, tuple[str, list[Row]]]:
     read = {}
     for split, files in _find_files(name, folder).items():
         header = _COLA if name == "cola" and files[0].suffix == ".tsv" else None
-        read[split] = str(files[0]), [row for path in files for row in read_rows(path, header)]
+        # A few lines of QQP are cut off.
+        found = [row for path in files for row in read_rows(path, header, cut_off=name == "qqp")]
+        read[split] = str(files[0]), found
     return read
 
 
 def labelled(name: str, rows: Sequence[Row]) -> list[Row]:
-    """Without those that have no label: a few lines of QQP's TSV files are cut off."""
+    """Without those that have no label: lines of QQP's TSV files that are cut off."""
     if name != "qqp":
         return list(rows)
-    return [row for row in rows if row.get("is_duplicate", row.get("label")) not in (None, "")]
+    labels = (row.cells.get("is_duplicate", row.cells.get("label")) for row in rows)
+    return [row for row, label in zip(rows, labels, strict=True) if label not in (None, "")]
 
 
 def _find_files(name: str, folder: Path) -> dict[str, list[Path]]:
@@ -101,4 +104,7 @@ def _from_hub(name: str) -> dict[str, tuple[str, list[Row]]]:
 
     dev = "validation_matched" if name == "mnli" else "validation"
     data = load_dataset("nyu-mll/glue", name)
-    return {"train": (name, list(data["train"])), "dev": (name, list(data[dev]))}
+    return {
+        split: (name, [Row(f"{name} {part}, row {n}", row) for n, row in enumerate(data[part], 1)])
+        for split, part in (("train", "train"), ("dev", dev))
+    }

@@ -13,7 +13,15 @@ from corpus import split
 from stages import UserError
 
 from paramshare.tasks.caption_text import words
-from paramshare.tasks.captions import Captions, read_captions
+from paramshare.tasks.captions import (
+    Captions,
+    each,
+    number,
+    read_captions,
+    read_json,
+    said,
+    text,
+)
 
 # restval: what is in the official validation set, and is nobody's validation.
 KARPATHY = {"train": "train", "restval": "train", "val": "valid", "test": "test"}
@@ -41,20 +49,29 @@ def karpathy(path: Path) -> tuple[list[Captions], Sides]:
     sides: Sides = {}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    try:
-        for image in json.loads(path.read_text("utf-8"))["images"]:
-            number = int(image.get("cocoid", image.get("imgid")))
-            name = f"{image.get('filepath', '')}/{image['filename']}".lstrip("/")
-            sides.setdefault(number, KARPATHY[image["split"]])
-            images.append({"id": number, "file_name": name})
-            annotations += (
-                {"id": int(sentence["sentid"]), "image_id": number, "caption": sentence["raw"]}
-                for sentence in image["sentences"]
+
+    def read(image: dict[str, Any]) -> None:
+        id = number(image.get("cocoid", image.get("imgid")))
+        name = f"{text(image.get('filepath', ''))}/{text(image['filename'])}".lstrip("/")
+        if (side := text(image["split"])) not in KARPATHY:
+            raise ValueError(f"split {side!r} is none of {', '.join(KARPATHY)}")
+        sides.setdefault(id, KARPATHY[side])
+        images.append({"id": id, "file_name": name})
+        annotations.extend(
+            each(
+                image,
+                "sentences",
+                lambda x: {"id": number(x["sentid"]), "image_id": id, "caption": x["raw"]},
             )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        )
+
+    content = read_json(path)
+    try:
+        each(content, "images", read)
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is no file of Karpathy's split, with images (filename, filepath, cocoid, "
-            f"split, sentences with raw and sentid): {type(error).__name__} {error}"
+            f"split, sentences with raw and sentid): {said(error)}"
         ) from None
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / path.name
