@@ -56,12 +56,12 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
-        stored = ctx.saved_tensors
-        parts = [
-            _products(*stored[:place], tangent, *stored[place + 1 :])
-            for place, tangent in enumerate(tangents)
-            if tangent is not None
-        ]
+        input, *table = ctx.saved_tensors
+        parts = [] if tangents[0] is None else [_products(tangents[0], *table)]
+        for place, tangent in enumerate(tangents[1:]):
+            if tangent is not None:
+                changed = [tangent if index == place else t for index, t in enumerate(table)]
+                parts.append(_products(input, *changed))
         return sum(parts[1:], parts[0])
 
     @staticmethod

@@ -82,6 +82,34 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")  # the class is slow to import, and not in every torch
 
 
+def check_finite(weight: Parameter, path: str) -> None:
+    """Raises ShareError where values are NaN or infinite, and names their rows."""
+    rows = rows_not_finite(weight)
+    if rows:
+        raise ShareError(
+            f"{path} has values that are not finite in {name_rows(rows)}: the weights would not be "
+            "finite either; set these rows (torch.nn.init) before sharing"
+        )
+
+
+def rows_not_finite(tensor: Tensor) -> list[int]:
+    """The first dimension's indices at which there is a NaN or an infinity."""
+    if tensor.is_meta or not tensor.is_floating_point() or tensor.numel() == 0:
+        return []
+    return (~tensor.detach().isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
+
+
+def rows_of_zeros(table: Tensor) -> list[int]:
+    """The tokens all of whose features are zero."""
+    return (table.detach() == 0).all(1).nonzero().flatten().tolist()
+
+
+def name_rows(rows: list[int]) -> str:
+    """A few of them, and how many more there are."""
+    named = ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+    return f"row{'s' if len(rows) > 1 else ''} {named}"
+
+
 def check_slots(module: nn.Module, slots: list[Slot], table: Parameter) -> list[Parameter]:
     """Checks the Parameters that will go; returns them."""
     removed = {id(slot.parameter): slot for slot in slots}
@@ -105,6 +133,7 @@ def check_slots(module: nn.Module, slots: list[Slot], table: Parameter) -> list[
                 f"{slot.path} is {parameter.dtype} on {parameter.device}, the table is "
                 f"{table.dtype} on {table.device}; move the module to one dtype and device first"
             )
+        check_finite(parameter, slot.path)
         if slot.rows * slot.cols == 0:
             raise ShareError(f"{slot.path} is {slot.rows} x {slot.cols}: there is nothing to share")
     return [slot.parameter for slot in removed.values()]

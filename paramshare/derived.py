@@ -297,8 +297,8 @@ def _normed_property(name: str) -> property:
 
 def _cannot_be_set(module: nn.Module, name: str) -> ShareError:
     return ShareError(
-        f"{name} of this {type(module).__name__} is read from the embedding and cannot be set or removed; "
-        "call paramshare.materialize on the shared module first"
+        f"{name} of this {type(module).__name__} is read from the embedding and cannot be set or "
+        "removed; call paramshare.materialize on the shared module first"
     )
 
 

@@ -65,6 +65,11 @@ class Holder:
         torch.export looks at a part of it.
         """
         running = self.running
+        if torch.jit.is_tracing() and not torch.onnx.is_in_onnx_export():
+            raise ShareError(
+                "torch.jit.trace does not know that weights are read from the embedding; use "
+                "torch.export.export, which does, or call paramshare.materialize first"
+            )
         if torch.compiler.is_compiling():
             if running is not None:
                 # Compiled code reads what is held and does not add to it: a tensor that leaves

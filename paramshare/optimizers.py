@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
 from paramshare.errors import ShareError
+
+
+def optimizers_of(given: object) -> list[Optimizer]:
+    """What was given as `optimizers=`, as a list. Raises ShareError for what is none."""
+    if given is None:
+        return []
+    several = isinstance(given, Iterable) and not _is_optimizer(given)
+    optimizers: list[Optimizer] = list(given) if several else [given]  # type: ignore
+    for optimizer in optimizers:
+        if not _is_optimizer(optimizer):
+            raise ShareError(
+                f"optimizers= has a {type(optimizer).__name__} in it, which is no "
+                "torch.optim.Optimizer; pass one, or a list of them"
+            )
+    return optimizers
+
+
+def _is_optimizer(value: object) -> bool:
+    """Also what wraps one, as trainers do."""
+    groups = getattr(value, "param_groups", None)
+    return (
+        isinstance(getattr(value, "state", None), Mapping)
+        and isinstance(groups, list)
+        and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+    )
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], removed: Sequence[Parameter]) -> None:

@@ -309,6 +309,20 @@ class Pool(nn.Module):
         self.holder.kept = None
         return super()._apply(*args, **kwargs)
 
+    @property
+    def qconfig(self) -> None:
+        """What torch.ao.quantization gives to each module that it is about to change. Raises
+        ShareError when it is set: it would change what is not shared, and leave the rest."""
+        return None
+
+    @qconfig.setter
+    def qconfig(self, value: object) -> None:
+        if value is not None:
+            raise ShareError(
+                "torch.ao.quantization cannot change weights that are read from the embedding: use "
+                "paramshare.quantize, or call paramshare.materialize first"
+            )
+
     def retire(self) -> None:
         """Gives its columns back: nothing reads them any more."""
         _ALIVE.discard(self)

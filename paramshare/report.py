@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from paramshare import marks
+from paramshare.checks import name_rows, rows_not_finite
 from paramshare.costs import cost, generation
 from paramshare.errors import ShareError
 from paramshare.plan import Group, SharingPlan
-from paramshare.pool import Pool
+from paramshare.pool import Pool, table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,6 +117,11 @@ class Sharing:
             others = sorted(other for earlier, other in same if earlier == first != other)
             names = ", ".join(plan.groups[index].name for index in (first, *others))
             lines.append(f"given the same input, which is reduced once: {names}")
+        rows = rows_not_finite(table_of(self.pool.embedding))
+        if rows:
+            lines.append(f"not finite: {name_rows(rows)} of {plan.table}, and all that reads there")
+        if self.pool.projection is not None and rows_not_finite(self.pool.projection):
+            lines.append("not finite: the projection, and all weights that read it")
         if any(map(marks.is_quantized, self.module.modules())):
             lines.append(f"quantised: {count_bytes(self.module):,} bytes")
         lines.append(self._operations())

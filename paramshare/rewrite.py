@@ -11,11 +11,13 @@ from torch import nn
 from torch.nn.parameter import Parameter
 
 from paramshare import derived
+from paramshare.checks import name_rows, rows_of_zeros
 from paramshare.errors import ShareError
 from paramshare.lifted import LIFT, TABLE, make_factors
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool, readers, table_of
 from paramshare.slots import make_slot
+from paramshare.weight_norm import kept_dimension
 
 
 def apply_plan(module: nn.Module, plan: SharingPlan) -> Pool:
@@ -86,6 +88,7 @@ def prepare(
         derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
     if draw and not table_of(embedding).is_meta:
         pool.reset_parameters()
+        check_drawn(pool, module)
     pool.requires_grad_(any(parameter.requires_grad for parameter in parameters))
     # In a container that is shared itself, a pool would be one of the layers.
     container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
@@ -117,6 +120,31 @@ def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> 
             rewrites.append(prepare(part, plan, rewrites, draw=False))
         waiting = [entry for entry in waiting if entry not in ready]
     return rewrites
+
+
+@torch.no_grad()
+def check_drawn(pool: Pool, module: nn.Module) -> None:
+    """Raises ShareError where rows of zeros in the table leave nothing of a weight, or of the
+    direction of a weight norm, which would be divided by its length."""
+    for index, group in enumerate(pool.plan.groups):
+        slots = [make_slot(module, path) for path in group.slots]
+        normed = [slot for slot in slots if slot.normed]
+        if group.spread == 0 and not normed:
+            continue  # as its layer has it
+        weight = pool.weight(index, training=True)
+        of_zeros = [] if weight.any() else [slots[0].path]
+        for slot in normed:
+            shaped = (weight.t() if group.out_last else weight).view(slot.parameter.shape)
+            norms = torch.norm_except_dim(shaped, 2, kept_dimension(slot.owner, slot.name))
+            if not norms.all():
+                of_zeros.append(f"a norm of {slot.path}")
+        if of_zeros:
+            rows = rows_of_zeros(table_of(pool.embedding))
+            raise ShareError(
+                f"{of_zeros[0]} would be zero, since it reads nothing but zeros: {name_rows(rows)} "
+                f"of {pool.plan.table} (padding_idx makes one); fill them first "
+                "(torch.nn.init.normal_), or leave the weight out (select=)"
+            )
 
 
 def _join(root: str, path: str) -> str:

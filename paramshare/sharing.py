@@ -12,10 +12,16 @@ from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
 from paramshare import derived, marks
-from paramshare.checks import check_embedding_dim, check_frozen, check_slots, check_target
+from paramshare.checks import (
+    check_embedding_dim,
+    check_finite,
+    check_frozen,
+    check_slots,
+    check_target,
+)
 from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
-from paramshare.optimizers import check_optimizers, repair_optimizers
+from paramshare.optimizers import check_optimizers, optimizers_of, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
 from paramshare.pool import Pool, columns_taken, readers, table_of
 from paramshare.report import Sharing, count_parameters
@@ -81,7 +87,7 @@ def share_from_embedding(
     Raises:
         ShareError: with the numbers and the cure; the module is then exactly what it was.
     """
-    optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+    optimizers = optimizers_of(optimizers)
     if select is not None and not callable(select):
         raise ShareError(f"select={select!r} must be a callable (path, owner) -> bool")
     check_depth(depth)
@@ -90,6 +96,7 @@ def share_from_embedding(
     table_path = check_target(module, embedding)
     table = table_of(embedding)
     tokens, features = table.shape
+    check_finite(table, table_path)
     check_embedding_dim(embedding_dim, table)
     slots = find_slots(module, embedding, select)
     removed = check_slots(module, slots, table)

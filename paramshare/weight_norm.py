@@ -31,6 +31,13 @@ def hook_of(module: nn.Module, name: str) -> WeightNorm | None:
     return None
 
 
+def kept_dimension(owner: nn.Module, name: str) -> int:
+    """The dimension at each of whose indices the direction `name` has a norm; -1: it has one."""
+    weight = normed_name(owner, name)
+    norm: Any = owner[0] if weight is None else hook_of(owner, weight)  # type: ignore[index]
+    return norm.dim
+
+
 class DerivedWeightNorm(WeightNorm):
     """The hook of a weight whose direction is derived.
 
