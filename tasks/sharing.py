@@ -18,6 +18,7 @@ from paramshare.pool import Pool
 from paramshare.report import count_parameters
 from paramshare.rewrite import apply_plan
 from paramshare.sharing import named_pools
+from paramshare.tasks.recomputation import recompute_in_one_pass
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             ) from None
         plans[path] = sharing.plan.to_dict()
         logger.info(f"shared weights of {path or 'the model'}:\n{sharing}")
+    recompute_in_one_pass(model)
     keep_plans_in_checkpoints(model)
     stored = count_parameters(model)
     logger.info(f"parameters: stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}")
