@@ -317,11 +317,10 @@ class Pool(nn.Module):
 
     @qconfig.setter
     def qconfig(self, value: object) -> None:
-        if value is not None:
-            raise ShareError(
-                "torch.ao.quantization cannot change weights that are read from the embedding: use "
-                "paramshare.quantize, or call paramshare.materialize first"
-            )
+        raise ShareError(
+            "torch.ao.quantization cannot change weights that are read from the embedding: use "
+            "paramshare.quantize, or call paramshare.materialize first"
+        )
 
     def retire(self) -> None:
         """Gives its columns back: nothing reads them any more."""

@@ -51,3 +51,6 @@ if not hasattr(np, "compat"):
     np.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 from paramshare.tasks import captioning, masked_lm, self_critical, translation  # noqa: E402, F401
+from paramshare.tasks.checkpoints import check_what_is_read  # noqa: E402
+
+check_what_is_read()

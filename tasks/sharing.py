@@ -14,6 +14,7 @@ from paramshare.layout import LAYOUTS
 from paramshare.plan import EXECUTIONS, INITS
 from paramshare.report import count_parameters
 from paramshare.rewrite import apply_plan
+from paramshare.tasks.recomputation import recompute_in_one_pass
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
             ) from None
         plans[path] = sharing.plan.to_dict()
         logger.info(f"shared weights of {path or 'the model'}:\n{sharing}")
+    recompute_in_one_pass(model)
     stored = count_parameters(model)
     logger.info(f"parameters: stored {stored:,} | dense {dense:,} | ratio {dense / stored:.2f}")
     return plans

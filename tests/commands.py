@@ -20,19 +20,31 @@ def fairseq(name: str, *arguments: object, **options) -> subprocess.CompletedPro
     return python("-m", f"fairseq_cli.{name}", *arguments, **options)
 
 
-def fairseq_workers(
-    name: str, store: Path, *arguments: object
-) -> list[subprocess.CompletedProcess]:
-    """fairseq-NAME by two workers at once, without a GPU. fairseq by itself starts one worker for
+# fairseq gives its default, torch's DistributedDataParallel, the GPU's number, which that refuses
+# where there is none.
+_DDP_ON_CPU = """
+from fairseq_cli.train import cli_main
+from fairseq.models import distributed_fairseq_model as wrapping
+
+class OnCpu(wrapping.DistributedDataParallel):
+    def __init__(self, *, device_ids, output_device, **options):
+        super().__init__(**options)
+
+wrapping.DistributedDataParallel = OnCpu
+cli_main()
+"""
+
+
+def fairseq_train_workers(store: Path, *arguments: object) -> list[subprocess.CompletedProcess]:
+    """fairseq-train by two workers at once, without a GPU. fairseq by itself starts one worker for
     each GPU, so they are started here; `store`, a file that is not there, is where they meet."""
     common = [
         *("--cpu", "--distributed-backend", "gloo", "--distributed-world-size", 2),
         *("--distributed-no-spawn", "--distributed-init-method", f"file://{store}"),
-        *("--ddp-backend", "legacy_ddp"),  # the other one asks for the GPU's number
     ]
     with ThreadPoolExecutor() as pool:
         calls = [
-            pool.submit(fairseq, name, *arguments, *common, "--distributed-rank", rank)
+            pool.submit(python, "-c", _DDP_ON_CPU, *arguments, *common, "--distributed-rank", rank)
             for rank in range(2)
         ]
         return [call.result() for call in calls]

@@ -30,6 +30,7 @@ from evaluate import QUESTIONS, SIMILARITIES
 from folders import load_tokenizer
 from masking import data_digest, load_blocks
 from pretrain import DATA
+from records import NUMBER, Kinds, read_record
 from results import Row, read_rows, write_rows
 from script import check_installed, parser, run_script
 from stages import UserError, only_one
@@ -44,6 +45,15 @@ PROBED = ("bert", "share-eps", "share", "bert-narrow", "albert", "low-rank")
 OURS = ("share", "share-each-depth")
 RIVALS = ("bert-narrow", "albert", "low-rank")
 SPLITS = ("train", "dev", "test")
+# Of a line, of the probes as well.
+NEEDED = ("model", "config", "data", "steps")
+KINDS: Kinds = {
+    **dict.fromkeys(("model", "config", "data", "command"), str),
+    **dict.fromkeys(("steps", "seed", "stored", "operations"), int),
+    **dict.fromkeys(("lr", "mlm_loss", "mlm_accuracy", *SIMILARITIES, "speed"), NUMBER),
+    **dict.fromkeys(("table_gradient", "analogies"), NUMBER | None),
+    "finetuned": list[NUMBER],
+}
 FINETUNING_SEEDS = (1, 2)
 FINETUNING = ("--epochs", "2", "--lr", "2e-4", "--batch", "32", "--precision", "bf16")
 
@@ -78,8 +88,8 @@ class Comparison:
         self.data = data_digest(args.data)
         self.vocabulary = len(load_tokenizer(args.data / "tokenizer"))
         self.length = load_blocks(args.data / "blocks", "dev")[0].shape[1]
-        self.probes = read_rows(self.results / "probes.jsonl")
-        self.rows = read_rows(self.results / "results.jsonl")
+        self.probes = read_rows(self.results / "probes.jsonl", KINDS, NEEDED)
+        self.rows = read_rows(self.results / "results.jsonl", KINDS, NEEDED)
 
     def identity(self, name: str, steps: int) -> Row:
         """What a line must agree in: the model to its last option, the data, the steps."""
@@ -167,7 +177,7 @@ class Comparison:
     def measure(self, folder: Path, only: str) -> Row:
         figures = self.models / "figures.json"
         run("evaluate", folder, "--data", self.args.data, "--only", only, "--json", figures)
-        return json.loads(figures.read_text("utf-8"))[str(folder)]
+        return read_record(figures)[str(folder)]
 
     def finetune(self, folder: Path, seed: int) -> float:
         """Accuracy on the test snippets, %."""
@@ -175,7 +185,7 @@ class Comparison:
         data = self.args.data / "labelled"
         files = [part for split in SPLITS for part in (f"--{split}", data / f"{split}.jsonl")]
         run("finetune", folder, "--out", out, *files, "--seed", seed, *FINETUNING)
-        return json.loads((out / "results.json").read_text("utf-8"))["test"]["accuracy"]
+        return read_record(out / "results.json", {"accuracy": NUMBER})["test"]["accuracy"]
 
     def time(self) -> None:
         """Gives the rows the training speed of their models, all measured in one run, as a share

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from records import read_record
 from stages import UserError
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -96,7 +97,7 @@ def data_digest(folder: Path) -> str:
     """Of the blocks in prepare.py's folder: its stamp says what text, tokenizer and length they
     are made from."""
     stamp = folder / "blocks" / "stamp.json"
-    content = json.loads(stamp.read_text("utf-8"))["settings"] if stamp.is_file() else {}
+    content = read_record(stamp, {"settings": dict})["settings"] if stamp.is_file() else {}
     content.pop("code", None)
     shapes = [
         list(block.shape)

@@ -18,8 +18,12 @@ from typing import IO, Any
 
 import torch
 from options import LENGTH
+from records import read_record
+from safetensors import SafetensorError, safe_open
 from stages import UserError
 from transformers import Trainer, TrainingArguments
+
+from paramshare.models.fairseq_checkpoints import damage
 
 SETTINGS, RESULTS, CHECKPOINTS, LOCK = "settings.json", "results.json", "checkpoints", ".lock"
 _held: dict[Path, IO[str]] = {}
@@ -103,7 +107,7 @@ def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     while not _is_first() and not (out / SETTINGS).is_file():
         time.sleep(0.1)  # the first process looks and makes it
     if (out / SETTINGS).is_file():
-        before = json.loads((out / SETTINGS).read_text("utf-8"))
+        before = read_record(out / SETTINGS)
         for name in settings:
             if settings[name] != before.get(name):
                 raise UserError(
@@ -116,7 +120,7 @@ def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         out.mkdir(parents=True, exist_ok=True)
         _write(out / SETTINGS, settings)
     if (out / RESULTS).is_file():
-        return json.loads((out / RESULTS).read_text("utf-8"))
+        return read_record(out / RESULTS)
     if _is_first():
         _hold(out)
     return None
@@ -138,17 +142,45 @@ def train(trainer: Trainer, out: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The last whole one: its state is written last. What a killed run left half goes."""
-    whole = []
+    """The last whole one: its state is written last. What a killed run left half goes; what is
+    damaged is passed over, and UserError if that is all there is."""
+    finished = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:
             json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
-            whole.append(checkpoint)
+            finished.append(checkpoint)
         except (OSError, ValueError):
             if _is_first():
                 shutil.rmtree(checkpoint, ignore_errors=True)
-    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return None if last is None else str(last)
+    finished.sort(key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    for checkpoint in finished:
+        reason = _damage(checkpoint)
+        if reason is None:
+            return str(checkpoint)
+        say(f"{checkpoint} is damaged, an older one is looked for: {reason}")
+    if finished:
+        raise UserError(
+            f"no checkpoint in {folder} is whole (see above): delete it, and the same command "
+            "starts from the beginning"
+        )
+    return None
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """Which file of Trainer's checkpoint cannot be read, and why."""
+    for path in sorted(checkpoint.iterdir()):
+        reason = None
+        if path.suffix in (".pt", ".pth", ".bin"):
+            reason = damage(path)
+        elif path.suffix == ".safetensors":
+            try:
+                with safe_open(path, "pt"):
+                    pass
+            except SafetensorError as error:
+                reason = str(error)
+        if reason is not None:
+            return f"{path.name}: {reason}"
+    return None
 
 
 def finish(trainer: Trainer, out: Path, results: dict[str, Any]) -> None:

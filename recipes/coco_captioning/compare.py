@@ -32,7 +32,9 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import gallery
 import report
+from checkpoints import check_last
 from quiet import import_tasks
+from records import NUMBER, Kinds, read_record
 from results import Row, read_rows, write_rows
 from script import check_installed, parser, run_script
 from stages import UserError, only_one
@@ -44,6 +46,13 @@ RATES = (1e-3, 2e-3, 4e-3)
 PROBES = 2  # seeds that choose the rate: of one, on so few pictures, the best is chance
 SEEDS = 3
 SPLITS = ("train", "valid", "test")
+# Of a line; that of the nearest captions has less.
+KINDS: Kinds = {
+    **dict.fromkeys(("arch", "model", "size", "settings", "data", "tokens", "command"), str),
+    **dict.fromkeys(("epochs", "seed", "stored"), int),
+    **dict.fromkeys(("lr", "valid_cider", "speed", *report.SHOWN), NUMBER),
+    "scores": dict,
+}
 NEEDED = {
     **{"fairseq": "fairseq-fixed", "pycocoevalcap": "pycocoevalcap", "PIL": "pillow"},
     **{"matplotlib": "matplotlib", "rich": "rich"},
@@ -84,7 +93,7 @@ class Comparison:
         self.features = args.data / "features" / BACKBONE
         self.folder = args.data / "models" / "compare"
         self.path = (args.results or args.data / "results") / "results.jsonl"
-        self.rows = read_rows(self.path)
+        self.rows = read_rows(self.path, KINDS, ("model", "data"))
         self.models = [Model(arch, *pair) for arch in args.archs for pair in PAIRS]
         self.data = captions_digest(self.captions)
         self.lock = Lock()
@@ -148,6 +157,7 @@ class Comparison:
             model.arch, model.model, model.size, *where, None, seed, lr, self.args.epochs
         ).command()
         out.mkdir(parents=True, exist_ok=True)
+        check_last(out)
         log = out / "train.log"
         print("+", shlex.join(command), ">", log, flush=True)
         environment = {**os.environ, **({"OMP_NUM_THREADS": "1"} if alone else {})}
@@ -217,7 +227,7 @@ class Comparison:
 
 def captions_digest(folder: Path) -> str:
     """Of pictures and captions of all splits, wherever the pictures are."""
-    splits = [json.loads((folder / f"{split}.json").read_text("utf-8")) for split in SPLITS]
+    splits = [read_record(folder / f"{split}.json") for split in SPLITS]
     return _digest(json.dumps([[split["images"], split["annotations"]] for split in splits]))
 
 

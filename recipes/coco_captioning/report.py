@@ -10,6 +10,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import caption
+from checkpoints import check_whole
 from coco_json import read_references, read_results
 from pictures import Trained, plot_savings
 from results import Row, markdown, put_table
@@ -30,6 +31,7 @@ def measure(folder: Path, args: argparse.Namespace) -> Row:
     from paramshare.report import count_parameters
     from paramshare.tasks.caption import CHECKPOINT, CaptionModel
 
+    check_whole(folder / CHECKPOINT)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / CHECKPOINT))
     if caption.main([str(folder), "--data", str(args.data)]):
         raise UserError(f"{folder} was trained, but caption.py failed, see above")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from checkpoints import check_last, check_whole
 from script import check_installed, parser, run_script
 from stages import UserError
 
@@ -168,6 +169,8 @@ def train(args: argparse.Namespace, extra: list[str]) -> None:
         start, out = out, out.with_name(f"{out.name}-self-critical")
         if not (start / "checkpoint_best.pt").is_file():
             raise UserError(f"{start} holds no checkpoint_best.pt: train it by cross-entropy first")
+        check_whole(start / "checkpoint_best.pt")
+    check_last(out)
     where = {"captions": captions, "features": features, "out": out, "start": start}
     how = {"seed": args.seed, "lr": args.lr, "epochs": args.epochs, "extra": tuple(extra)}
     run = Run(args.arch, args.model, args.size, **where, **how)

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from records import Kinds, parse, read_text
+
 END = "<!-- end -->"
 Row = dict[str, Any]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """None where the file is not there."""
+def read_rows(path: Path, kinds: Kinds | None = None, needed: Sequence[str] = ()) -> list[Row]:
+    """None where the file is not there. UserError, which names the line, where one is damaged,
+    lacks a name that is `needed`, or has a value of another type than `kinds` says."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = read_text(path).removesuffix("\n").split("\n")
+    if lines == [""]:
+        return []
+    return [parse(line, f"{path}, line {n}", kinds, needed) for n, line in enumerate(lines, 1)]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

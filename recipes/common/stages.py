@@ -53,10 +53,16 @@ def run_stage(
     """
     stamp = folder / STAMP
     if stamp.is_file():
-        done = json.loads(stamp.read_text("utf-8"))
-        if done["settings"] == settings:
+        try:
+            done = json.loads(stamp.read_text("utf-8"))
+            before, figures = done["settings"], done["figures"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            raise UserError(
+                f"{stamp} is damaged: delete {folder}, and the same command makes it again"
+            ) from None
+        if before == settings:
             say(f"{folder.name}: finished before, with the same settings")
-            return done["figures"]
+            return figures
 
     say(f"{folder.name}: {doing}")
     with scratch(folder.parent, f"{folder.name}.partial") as partial:

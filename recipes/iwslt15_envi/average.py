@@ -29,11 +29,16 @@ def average(paths: list[Path]) -> dict[str, Any]:
     of one model."""
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
+    from paramshare import ShareError
+
     sums: dict[str, Any] = {}
     for path in paths:
         if not path.is_file():
             raise UserError(f"there is no {path}")
-        state = load_checkpoint_to_cpu(str(path))
+        try:
+            state = load_checkpoint_to_cpu(str(path))
+        except ShareError as error:
+            raise UserError(f"{error}") from None
         model = state["model"]
         if sums and _shapes(sums) != _shapes(model):
             raise UserError(f"{path} is of another model than {paths[0]}: other names or shapes")

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import score
 import sizes
 import train
+from checkpoints import check_last
+from records import NUMBER, Kinds, read_record
 from results import Row, read_rows, write_rows
 from stages import STAMP, UserError, only_one
 from trainings import at_once, usual_jobs
@@ -30,6 +32,14 @@ from paramshare.cli import user_dir
 FITTING = "compare"  # the size that EPS has columns for
 SEEDS = {"baseline": 2, "veps": 2}  # else one
 RATES, ROWS = "rates.jsonl", "results.jsonl"
+# Of a line. One that has diverged has no scores, and a probe no seed.
+NEEDED = ("arch", "model", "size", "settings", "data", "updates", "lr", "dev_perplexity")
+KINDS: Kinds = {
+    **dict.fromkeys(("arch", "model", "size", "change", "settings", "data", "command"), str),
+    **dict.fromkeys(("updates", "seed", "stored"), int),
+    **dict.fromkeys(("lr", "bleu", "chrf"), NUMBER),
+    **{"dev_perplexity": NUMBER | None, "signatures": list[str], "talks": dict},
+}
 DIVERGED = ("gradients are Nan/Inf", "Minimum loss scale reached")  # as fairseq-train says it
 
 
@@ -89,7 +99,7 @@ class Comparison:
         self.lock, self.locks = Lock(), ()
 
     def read(self, *names: str) -> None:
-        self.lines |= {name: read_rows(self.results / name) for name in names}
+        self.lines |= {name: read_rows(self.results / name, KINDS, NEEDED) for name in names}
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -269,6 +279,7 @@ class Comparison:
         out = self.out(model, lr, seed)
         log = out / "train.log"
         if read_log(log, updates) is None:
+            check_last(out)
             command = self.command(model, lr, seed, updates, out)
             out.mkdir(parents=True, exist_ok=True)
             print("+", shlex.join(command), ">", log, flush=True)
@@ -325,7 +336,7 @@ class Log(NamedTuple):
 
 def read_log(path: Path, updates: int) -> Log | None:
     """None unless it was trained for exactly so many updates, to the end."""
-    text = path.read_text("utf-8") if path.exists() else ""
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
     stored = re.search(r"parameters: stored ([\d,]+)|num\. shared model params: ([\d,]+)", text)
     valid = rf"valid on 'valid' subset .*? ppl (\S+) .*num_updates {updates}\b"
     for found in re.finditer(valid, text):
@@ -343,7 +354,7 @@ def data_digest(data: Path) -> str:
     stamp = data / "bin" / STAMP
     if not stamp.is_file():
         raise UserError(f"{data} holds no prepared data: run prepare.py")
-    return _digest(json.loads(stamp.read_text("utf-8"))["settings"])
+    return _digest(read_record(stamp)["settings"])
 
 
 def _digest(value: object) -> str:

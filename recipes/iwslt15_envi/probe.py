@@ -17,8 +17,15 @@ import tempfile
 from pathlib import Path
 
 import train
+from records import NUMBER
+from results import read_rows, write_rows
+from stages import UserError
 
 RESULTS = Path(__file__).with_name("probes.jsonl")
+KINDS = {
+    **{"size": str, "model": str, "table_gradient": NUMBER | None, "lr": NUMBER},
+    **{"stored": int, "dev_perplexity": NUMBER},
+}
 UPDATES = 436  # two epochs of the corpus at 3,000 tokens a batch
 # (model, table_gradient, learning rate)
 GRID = {
@@ -81,9 +88,10 @@ def main() -> int:
     parser.add_argument("sizes", nargs="*", default=list(GRID), help=f"of {', '.join(GRID)}")
     parser.add_argument("--data", type=Path, default=Path("data/iwslt15_envi/bin"))
     args = parser.parse_args()
-    rows = (
-        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    )
+    try:
+        rows = read_rows(RESULTS, KINDS, [*KINDS])
+    except UserError as error:
+        parser.error(str(error))
     for size in args.sizes:
         for model, table_gradient, lr in GRID[size]:
             settings = {"size": size, "model": model, "table_gradient": table_gradient, "lr": lr}
@@ -91,8 +99,7 @@ def main() -> int:
                 continue
             row = run(size, model, table_gradient, lr, args.data)
             rows.append(row)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            write_rows(RESULTS, rows)
             print(json.dumps(row), flush=True)
     print("| size | model | table_gradient | lr | stored | dev perplexity |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -27,6 +27,7 @@ import sentencepiece
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import iwslt15
 import train
+from checkpoints import check_whole
 from clean import Pair
 from stages import UserError, read_lines, write_lines
 
@@ -82,8 +83,9 @@ def score(
     kind: str = "baseline",
     threads: int | None = None,
 ) -> Score:
-    """Translates and scores; `data` is the folder of prepare.py. Raises UserError with the end of
-    fairseq's output when it fails."""
+    """Translates and scores; `data` is the folder of prepare.py. Raises UserError where the
+    checkpoint is damaged, and with the end of fairseq's output when it fails."""
+    check_whole(checkpoint(model))
     name, pairs = read_test(data, talks)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm" / "spm.model"))
     with tempfile.TemporaryDirectory() as folder:

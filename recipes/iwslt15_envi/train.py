@@ -17,8 +17,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+from checkpoints import check_last
+from records import read_record
 from results import write_whole
-from stages import STAMP
+from stages import STAMP, UserError
 
 from paramshare.cli import user_dir
 
@@ -166,7 +168,8 @@ def command(
 def claim(out: Path, run: list[str], data: Path) -> str | None:
     """Makes `out` the folder of this training; None, or how it differs from the one that is there.
 
-    fairseq would go on from any checkpoint that it finds. When to stop may differ.
+    fairseq would go on from any checkpoint that it finds. When to stop may differ. UserError where
+    what is there is damaged.
     """
     options = [f" {option}" for option in shlex.join(run[3:]).split(" --")]
     stops = (" max-update ", " stop-time-hours ")
@@ -179,11 +182,14 @@ def claim(out: Path, run: list[str], data: Path) -> str | None:
     if (out / "checkpoint_last.pt").exists():
         if not path.exists():
             return f"no {path.name} says which"
-        found = json.loads(path.read_text("utf-8"))
+        found = read_record(path, {"options": list[str], "data": str | None}, [*settings])
         if found["data"] != settings["data"]:
             return "other data"
         changed = {*found["options"]} ^ {*settings["options"]}
-        return ", ".join(sorted(f"--{option.strip()}" for option in changed)) or None
+        if changed:
+            return ", ".join(sorted(f"--{option.strip()}" for option in changed))
+        check_last(out)
+        return None
     out.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(settings, indent=1))
     return None
@@ -226,7 +232,10 @@ def main() -> int:
         seed=args.seed,
         extra=tuple(extra),
     )
-    other = claim(out, run, args.data)
+    try:
+        other = claim(out, run, args.data)
+    except UserError as error:
+        parser.error(str(error))
     if other is not None:
         parser.error(
             f"{out} holds a training with other settings ({other}); give --out another one"

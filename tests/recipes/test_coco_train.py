@@ -898,8 +898,8 @@ def test_captioning_without_what_it_needs(
     lite = other_weights(tmp_path / "lite.pth")
     cases: list[tuple[tuple[object, ...], str]] = [
         ((empty,), "empty/checkpoint_best.pt is not there: --model is a folder of fairseq-train"),
-        ((damaged,), "damaged.pt cannot be read: "),
-        ((weights,), "squeezenet.pth is no checkpoint of --task shared_captioning"),
+        ((damaged,), "damaged.pt is no whole checkpoint: it breaks off"),
+        ((weights,), "squeezenet.pth is no whole checkpoint: fairseq cannot read it"),
         ((model, "--data", tmp_path), "captions/test.json is not there"),
         ((model, "--data", karpathy, "--split", "dev"), "captions/dev.json is not there"),
         ((model, "--data", half), f"{LITE}/test holds no pictures.json: make features by"),

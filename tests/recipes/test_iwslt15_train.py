@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import python
-from loading import RECIPES, within
+from loading import RECIPES, load, within
 
 pytest.importorskip("fairseq")
 pytest.importorskip("sentencepiece")
@@ -152,7 +153,7 @@ def test_training_goes_on_with_the_same_settings_alone(tmp_path: Path) -> None:
 
     assert claim(updates=10) is None
     assert claim(updates=10, seed=2) is None  # nothing was saved
-    (out / "checkpoint_last.pt").touch()
+    torch.save({}, out / "checkpoint_last.pt")
     assert claim(updates=20, seed=2) is None
     assert claim(minutes=5, seed=2) is None
     assert claim(updates=20) == "--seed 1, --seed 2"
@@ -162,6 +163,47 @@ def test_training_goes_on_with_the_same_settings_alone(tmp_path: Path) -> None:
     (out / "settings.json").unlink()
     assert claim(updates=20, seed=2) == "no settings.json says which"
     assert [path.name for path in out.iterdir()] == ["checkpoint_last.pt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("checkpoint_last.pt", b"", "checkpoint_last.pt is no whole checkpoint: it is empty; nor "),
+        ("settings.json", b'{"options": [', "settings.json is damaged: Expecting value: line 1"),
+        ("settings.json", b"\xff", "settings.json is damaged: no UTF-8 text at byte 0"),
+        ("settings.json", b"[" * 100_000, "settings.json is damaged: maximum recursion depth"),
+        ("settings.json", b"[]", r"settings.json is damaged: \[\] is no object"),
+        ("settings.json", b'{"options": []}', "settings.json has no 'data'"),
+        ("settings.json", b'{"options": [1]}', r"options is \[1\], not of type list\[str\]"),
+    ],
+)
+def test_training_does_not_go_on_from_damaged_files(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    train, stages = load("iwslt15_envi", "train", "stages")
+    run = train.command("lstm", "veps", "compare", tmp_path, tmp_path)
+    assert train.claim(tmp_path, run, tmp_path) is None
+    torch.save({}, tmp_path / "checkpoint_last.pt")
+    (tmp_path / name).write_bytes(content)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(stages.UserError, match=message):
+        train.claim(tmp_path, run, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_damaged_checkpoints_are_not_scored_or_averaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score, average, stages = load("iwslt15_envi", "score", "average", "stages")
+    best = tmp_path / "checkpoint_best.pt"
+    best.write_bytes(b"PK\x03\x04")
+    message = f"{best} is no whole checkpoint: it breaks off"
+    with pytest.raises(stages.UserError, match=message):
+        score.score(tmp_path, tmp_path)
+    with within("iwslt15_envi"):
+        assert average.main([str(best), str(best)]) == 1
+    assert message in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [best]
 
 
 def test_demo_refuses_no_time() -> None:
@@ -438,6 +480,51 @@ def test_comparing_explains_itself(
 ) -> None:
     assert compare(demo[0] / "data", tmp_path, *arguments) == 1
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("results.jsonl", '{"arch"', "results.jsonl, line 2 is damaged: Expecting ':'"),
+        ("rates.jsonl", "7", "rates.jsonl, line 2 is damaged: 7 is no object"),
+        ("rates.jsonl", "[" * 100_000, "rates.jsonl, line 2 is damaged: maximum recursion depth"),
+        ("results.jsonl", {"bleu": "x"}, "results.jsonl, line 2: bleu is 'x', not of type int | f"),
+        (
+            "results.jsonl",
+            {"talks": {"chrf": []}},
+            "results.jsonl, line 2: chrf is [], not of type",
+        ),
+        ("results.jsonl", {"lr": None}, "results.jsonl, line 2 has no 'lr'"),
+        ("results.jsonl", {"stored": None}, "results.jsonl, line 2 has no 'stored'"),
+    ],
+)
+def test_damaged_lines_are_named(
+    name: str,
+    line: str | dict,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the recipe's own lines the second is changed; None takes a value away."""
+    for path in ("results.jsonl", "rates.jsonl", "README.md"):
+        (tmp_path / path).write_bytes((RECIPE / path).read_bytes())
+    rows = (tmp_path / name).read_text("utf8").splitlines()
+    if isinstance(line, dict):
+        changed = {**json.loads(rows[1]), **line}
+        line = json.dumps({key: value for key, value in changed.items() if value is not None})
+    rows[1] = line
+    (tmp_path / name).write_text("\n".join(rows) + "\n", "utf8")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    (data,) = {row["data"] for row in lines(RECIPE / "results.jsonl")}
+    (comparison,) = load("iwslt15_envi", "comparison")
+    monkeypatch.setattr(comparison, "data_digest", lambda folder: data)
+    assert compare(RECIPE, tmp_path, "--show") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("compare.py: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_sizes_are_what_the_readme_shows() -> None:

@@ -7,39 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from commands import python
-from translators import FCONV, LSTM, MODEL, SIZES, TASK
+from translators import FCONV, LSTM, SIZES, build, inputs
 
 pytest.importorskip("fairseq")
 
 from argparse import Namespace
 
-from fairseq import options, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import utils
 from fairseq.trainer import _catalog_shared_params
 
 from paramshare import ShareError, materialize
 from paramshare.cli import user_dir
 from paramshare.sharing import named_pools
 from paramshare.tasks.sharing import ShareConfig, share_again, share_model
-
-
-def build(data: Path, *more: str, model: list[str] = MODEL):
-    """(task, model) as fairseq-train would build them."""
-    torch.manual_seed(0)
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, [str(data), *TASK, *model, "--cpu", *more])
-    cfg = convert_namespace_to_omegaconf(args)
-    task = tasks.setup_task(cfg.task)
-    return task, task.build_model(cfg.model)
-
-
-def inputs() -> dict[str, torch.Tensor]:
-    source = torch.tensor([[5, 6, 7, 8, 2], [1, 1, 9, 10, 2]])
-    return {
-        "src_tokens": source,
-        "src_lengths": torch.tensor([5, 3]),
-        "prev_output_tokens": torch.tensor([[2, 5, 6, 7], [2, 9, 1, 1]]),
-    }
 
 
 def test_one_table_one_allocation(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:

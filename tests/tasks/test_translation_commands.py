@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from commands import fairseq, fairseq_workers, python
+from commands import fairseq, fairseq_train_workers, python
 from translators import FCONV, LSTM, MODEL, TASK
 
 pytest.importorskip("fairseq")
@@ -21,6 +21,12 @@ ARCHS = {
     "transformer": [*MODEL, "--share-all-embeddings"],
     "lstm": [*LSTM, "--share-all-embeddings", "--share-depth", "sequence:2"],
     "fconv": [*FCONV, "--share-input-output-embed"],
+}
+# Of two workers; the first is fairseq's default.
+WORKERS = {
+    "transformer": ["--ddp-backend", "pytorch_ddp", "--checkpoint-activations"],
+    "lstm": ["--ddp-backend", "pytorch_ddp"],
+    "fconv": ["--ddp-backend", "legacy_ddp"],
 }
 EPOCHS = 16
 AVERAGE = Path(__file__).resolve().parents[2] / "recipes" / "iwslt15_envi" / "average.py"
@@ -184,8 +190,8 @@ def test_two_workers_that_stop_and_go_on_train_as_one_that_accumulates(
 
     two, found = tmp_path / "two", {}
     for updates in (3, 6):
-        workers = fairseq_workers(
-            *("train", tmp_path / f"store{updates}", *options),
+        workers = fairseq_train_workers(
+            *(tmp_path / f"store{updates}", *options, *WORKERS[arch]),
             *("--max-update", updates, "--save-dir", two),
         )
         for worker in workers:
