@@ -106,8 +106,8 @@ def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> 
         # In this order, which is that of the modules, a call may read the table that a later one
         # factorises. Of one module, the order of the calls is kept: the names of their pools
         # follow it.
-        made = {f"{_join(root, p.table)}.{TABLE}": root for root, p in waiting if p.width}
-        late = {root for root, p in waiting if made.get(_join(root, p.table), root) != root}
+        made = {f"{join(root, p.table)}.{TABLE}": root for root, p in waiting if p.width}
+        late = {root for root, p in waiting if made.get(join(root, p.table), root) != root}
         ready = [(root, plan) for root, plan in waiting if root not in late] or waiting
         for root, plan in ready:
             try:
@@ -119,7 +119,7 @@ def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> 
     return rewrites
 
 
-def _join(root: str, path: str) -> str:
+def join(root: str, path: str) -> str:
     return f"{root}.{path}" if root else path
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
@@ -19,7 +19,7 @@ from paramshare.optimizers import check_optimizers, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
 from paramshare.pool import Pool, columns_taken, readers, table_of
 from paramshare.report import Sharing, count_parameters
-from paramshare.rewrite import apply_plan
+from paramshare.rewrite import apply_plan, join
 from paramshare.slots import Select, find_slots
 
 
@@ -220,6 +220,18 @@ def stored_plans(module: nn.Module) -> list[dict[str, Any]]:
                 )
         plans.append({"root": root, "plan": pool.plan.to_dict()})
     return plans
+
+
+def empty_weights(module: nn.Module) -> dict[str, Tensor]:
+    """For each call that shared: the name of one derived weight in `module`, with an empty tensor.
+
+    Put into a file, they stop whoever would load it into a plain module: the names of the derived
+    weights are missing in the file otherwise, and `strict=False` leaves them random.
+    """
+    return {
+        join(root, pool.plan.groups[0].slots[0]): torch.empty(0, dtype=pool.dtype)
+        for root, pool in named_pools(module)
+    }
 
 
 def _is_read(module: nn.Module, path: str, pool: Pool) -> bool:
