@@ -246,10 +246,14 @@ def _is_read(module: nn.Module, path: str, pool: Pool) -> bool:
 
 def read_plans(stored: Any) -> list[tuple[str, SharingPlan]]:
     """What `stored_plans` gave, as (path, plan). Raises ShareError where it is something else."""
-    try:
-        return [(str(s["root"]), SharingPlan.from_dict(s["plan"])) for s in stored]
-    except (KeyError, TypeError) as error:
-        raise ShareError(f"these are no sharing plans: {error!r}") from None
+    if not isinstance(stored, list):
+        raise ShareError(f"these are no sharing plans: a {type(stored).__name__}, not a list")
+    for entry in stored:
+        if not isinstance(entry, dict) or entry.keys() != {"root", "plan"}:
+            raise ShareError("these are no sharing plans: an entry is not a root and a plan")
+        if not isinstance(entry["root"], str):
+            raise ShareError(f"a sharing plan is of no path, but a {type(entry['root']).__name__}")
+    return [(entry["root"], SharingPlan.from_dict(entry["plan"])) for entry in stored]
 
 
 def _bake_table(pool: Pool) -> Parameter:

@@ -88,7 +88,7 @@ def test_two_calls_on_one_module(tmp_path) -> None:
     _rewrite(path, twice)
     other = build("Narrow", seed=1)
     before = snapshot(other)
-    with pytest.raises(ShareError, match="blocks.0.up.weight is shared by two of its plans"):
+    with pytest.raises(ShareError, match=r"blocks\.0\.up\.weight is shared by two plans"):
         load_model(other, path)
     assert snapshot(other) == before
 
@@ -262,9 +262,13 @@ def _foreign(path, module):
 
 
 def _rewrite(path, change):
+    """Into a file without a digest, as older ones are: what it is to notice, others notice, too."""
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
+    content = json.loads(metadata["paramshare"])
+    del content["sha256"]
+    metadata["paramshare"] = json.dumps(content)
     change(tensors, metadata)
     save_file(tensors, path, metadata=metadata)
 
@@ -322,7 +326,7 @@ def _remove(path, module):
         (_truncate, "cannot be read"),
         (_remove, "cannot be read"),
         (_foreign, "no sharing plan in it"),
-        (_no_projection, "paramshare.projection is missing in the file"),
+        (_no_projection, "projection.* is missing in the file"),
         (_extra, "surprise of the file is not in the module"),
         (_reshaped, r"lift.bias is \(3,\) in the file, \(16,\) in the module"),
         (_other_version, "plan of version 9"),
@@ -336,7 +340,7 @@ def _remove(path, module):
         (_meta(blocks=0), "no sharing plan"),
         (_meta(layout="diag"), "does not fit its columns|unknown layout"),
         (_meta(execution="x"), "unknown layout or execution"),
-        (_meta(spread="wide"), "no number for its spread"),
+        (_meta(spread="wide"), "group 2: spread is 'wide', not of type float"),
         (_meta(columns=5), "does not fit"),
         (_meta(table_gradient="a"), "no sharing plan"),
         (_meta(surprise=1), "no sharing plan"),
