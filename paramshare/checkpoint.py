@@ -164,7 +164,9 @@ def _read(path: Path) -> _Stored:
         plans = read_plans(content["sharings"])
         quantized, empty = (_texts(content.get(key, [])) for key in ("int8", "empty"))
         tied = content["tied"]
-        _texts([*tied.keys(), *tied.values()])
+        if not isinstance(tied, dict):
+            raise TypeError("its ties are no object")
+        _texts([*tied.values()])
         for name in empty:
             if tuple(tensors.pop(name).shape) != (0,):
                 raise ValueError(f"{name} is not empty")
@@ -172,7 +174,7 @@ def _read(path: Path) -> _Stored:
             raise ValueError("a tied tensor is missing")
     except ShareError as error:
         raise ShareError(f"{path}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ShareError(f"{path} has a damaged sharing plan in it: {error!r}") from None
     return _Stored(
         {**tensors, **{name: tensors[kept] for name, kept in tied.items()}}, plans, quantized

@@ -99,9 +99,11 @@ class SharingPlan:
         position = 0
         for group in sorted(self.groups, key=lambda g: g.start):
             limit = group.blocks if group.layout == "aligned" else None
+            if min(group.rows, group.cols, 1 if limit is None else limit) < 1:
+                raise ValueError(f"group {group.name} has sizes that are not above zero")
             found = fit(group.layout, group.rows, group.cols, self.tokens, limit)
             wanted = (group.layout, group.columns, group.blocks)
-            if min(group.rows, group.cols) < 1 or found != wanted or group.start < position:
+            if found != wanted or group.start < position:
                 raise ValueError(f"group {group.name} does not fit its columns")
             if group.layout not in LAYOUTS or group.execution not in EXECUTIONS[1:]:
                 raise ValueError(f"group {group.name} has an unknown layout or execution")

@@ -48,7 +48,7 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         content = json.loads(metadata, object_pairs_hook=_unique, parse_constant=_refuse)
         if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__}")
+            raise ValueError(f"a {type(content).__name__} instead of an object")
         digest = content.pop(_DIGEST, None)
         intact = digest is None or digest == _digest(tensors, content)
     except (ValueError, RecursionError) as error:
