@@ -99,7 +99,7 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
             expected = _expected(module, rewrites)
         _compare(stored, expected, path)
         _check_buffers(module, path)
-    except ShareError:
+    except BaseException:
         for rewrite in rewrites:
             rewrite.drop()
         raise
@@ -109,7 +109,7 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
         restructure(module.get_submodule(root))
     state = module.state_dict()
     tensors = {
-        name: tensor if expected[name] is None else stored.found[name]
+        name: tensor if expected.get(name) is None else stored.found[name]
         for name, tensor in state.items()
     }
     if not any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers())):

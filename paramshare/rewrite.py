@@ -86,11 +86,11 @@ def prepare(
     try:
         for owner in dict.fromkeys((*new, module)):
             derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
-    except ShareError:
+        if draw and not table_of(embedding).is_meta:
+            pool.reset_parameters()
+    except BaseException:
         pool.retire()
         raise
-    if draw and not table_of(embedding).is_meta:
-        pool.reset_parameters()
     pool.requires_grad_(any(slot.parameter.requires_grad for _, slot in slots))
     # In a container that is shared itself, a pool would be one of the layers.
     container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
@@ -122,7 +122,7 @@ def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> 
                     raise ShareError(f"there is no {root} in it") from None
                 rewrites.append(prepare(part, plan, rewrites, draw=False))
             waiting = [entry for entry in waiting if entry not in ready]
-    except ShareError:
+    except BaseException:
         for rewrite in rewrites:
             rewrite.drop()
         raise
