@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from math import sqrt
+from math import isfinite, sqrt
+from reprlib import repr as shorten  # of any length and depth
 from typing import Any
 
 from paramshare.errors import ShareError
@@ -68,10 +69,12 @@ class SharingPlan:
             raise ShareError(f"this is no sharing plan: a {type(plan).__name__}")
         plan = dict(plan)
         version = plan.pop("version", None)
-        if version != 1:
-            raise ShareError(f"a sharing plan of version {version!r} cannot be read, only of 1")
+        if type(version) is not int or version != 1:
+            raise ShareError(
+                f"a sharing plan of version {shorten(version)} cannot be read, only of 1"
+            )
         try:
-            groups = tuple(Group(**{**g, "slots": tuple(g["slots"])}) for g in plan.pop("groups"))
+            groups = tuple(map(_read_group, _sequence(plan.pop("groups"), "groups")))
             made = cls(**plan, groups=groups)
             made._check()
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -80,35 +83,42 @@ class SharingPlan:
 
     def _check(self) -> None:
         """Raises ValueError or TypeError unless the data is what `make_plan` could have made."""
-        texts = (self.table, self.init, *(g.execution for g in self.groups))
-        numbers = (self.tokens, self.features, self.columns)
-        if not all(isinstance(text, str) for text in texts) or self.init not in INITS:
-            raise ValueError("its table, init or executions are not known words")
-        if not all(isinstance(n, int) and n > 0 for n in numbers) or not self.groups:
+        _check_types(self, "")
+        for number, group in enumerate(self.groups, 1):
+            _check_types(group, f"group {number}: ")
+        if self.init not in INITS or not self.table:
+            raise ValueError("its init is no known word, or its table no path")
+        if not min(self.tokens, self.features, self.columns) > 0 or not self.groups:
             raise ValueError("its sizes are not positive whole numbers")
-        if self.width is not None and not isinstance(self.width, int):
-            raise ValueError("its width is no whole number")
+        if self.width is not None and self.width <= self.features:
+            raise ValueError(f"its table of {self.features} features is no narrow one of a wide")
         if not 0 <= self.table_gradient <= 1 or self.columns > self.features and not self.virtual:
             raise ValueError("its table_gradient or columns are out of range")
+        if not self.virtual and (self.projection_bias or self.table_gradient == 0):
+            raise ValueError("it has no projection, but a bias of it or no gradient of the table")
         position = 0
         for group in sorted(self.groups, key=lambda g: g.start):
             limit = group.blocks if group.layout == "aligned" else None
+            if min(group.rows, group.cols, 1 if limit is None else limit) < 1:
+                raise ValueError(f"group {group.name} has sizes that are not above zero")
             found = fit(group.layout, group.rows, group.cols, self.tokens, limit)
-            if found != (group.layout, group.columns, group.blocks) or group.start < position:
+            wanted = (group.layout, group.columns, group.blocks)
+            if found != wanted or group.start < position:
                 raise ValueError(f"group {group.name} does not fit its columns")
             if group.layout not in LAYOUTS or group.execution not in EXECUTIONS[1:]:
                 raise ValueError(f"group {group.name} has an unknown layout or execution")
             if group.execution not in possible_executions(group.layout, self.virtual):
                 raise ValueError(f"group {group.name} cannot run {group.execution}")
-            if not group.slots or not all(isinstance(path, str) for path in group.slots):
+            if not group.slots:
                 raise ValueError(f"group {group.name} has no paths of weights")
-            if not isinstance(group.out_last, bool):
-                raise ValueError(f"group {group.name} does not say which dimension is its rows")
-            if not isinstance(group.spread, float | int | None):
-                raise ValueError(f"group {group.name} has no number for its spread")
+            if group.spread is not None and group.spread < 0:
+                raise ValueError(f"group {group.name} has a spread below zero")
             position = group.start + group.columns
         if position > self.columns:
             raise ValueError(f"its groups need {position} columns of {self.columns}")
+        paths = [path for group in self.groups for path in group.slots]
+        if len(set(paths)) < len(paths):
+            raise ValueError("one of its weights stands there twice")
 
     def difference(self, other: SharingPlan) -> str | None:
         """The first thing in which the weights that two plans give differ, None when nothing."""
@@ -123,6 +133,38 @@ class SharingPlan:
                 if f.compare and f.name != "groups" and a != b:
                     return f"{where}{f.name} {a!r} against {b!r}"
         return None
+
+
+def _read_group(group: Any) -> Group:
+    return Group(**{**group, "slots": _sequence(group["slots"], "slots")})
+
+
+def _sequence(values: Any, what: str) -> tuple[Any, ...]:
+    # A text is one, too, of its letters.
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"its {what} are a {type(values).__name__}, not a list")
+    return tuple(values)
+
+
+# As the fields above are annotated. True and 1.0 are no whole numbers: as a size or a position they
+# would only fail in the forward.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63,
+    "float": lambda v: isinstance(v, int | float) and not isinstance(v, bool) and isfinite(v),
+    "int | None": lambda value: value is None or _FITS["int"](value),
+    "float | None": lambda value: value is None or _FITS["float"](value),
+    "tuple[str, ...]": lambda value: all(map(_FITS["str"], value)),
+    "tuple[Group, ...]": lambda value: True,
+}
+
+
+def _check_types(data: SharingPlan | Group, where: str) -> None:
+    for f in fields(data):
+        value = getattr(data, f.name)
+        if not _FITS[str(f.type)](value):
+            raise TypeError(f"{where}{f.name} is {shorten(value)}, not of type {f.type}")
 
 
 def make_plan(

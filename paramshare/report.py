@@ -12,6 +12,7 @@ from paramshare import marks
 from paramshare.checks import name_rows, rows_not_finite
 from paramshare.costs import cost, generation
 from paramshare.errors import ShareError
+from paramshare.files import whole_file
 from paramshare.plan import Group, SharingPlan
 from paramshare.pool import Pool, table_of
 
@@ -158,7 +159,8 @@ class Sharing:
         """Writes a picture: which weight reads which columns, and stored against dense.
 
         The format follows the file's ending. Needs the extra `plot` (matplotlib).
-        Raises ShareError where matplotlib is missing or does not know the ending.
+        Raises ShareError where matplotlib is missing or does not know the ending, and where the
+        file cannot be written.
         """
         try:
             from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -174,9 +176,8 @@ class Sharing:
         columns, bars = figure.subplots(2, 1, height_ratios=[1 + len(groups), 2])
         self._draw_columns(columns)
         self._draw_sizes(bars)
-        temporary = path.with_name(path.name + ".part")
-        figure.savefig(temporary, format=ending, dpi=120)
-        temporary.replace(path)
+        with whole_file(path) as temporary:
+            figure.savefig(temporary, format=ending, dpi=120)
 
     def _draw_columns(self, axes: Axes) -> None:
         plan = self.plan

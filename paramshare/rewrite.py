@@ -8,7 +8,7 @@ from itertools import count
 
 import torch
 from torch import nn
-from torch.nn.parameter import Parameter
+from torch.nn.parameter import Parameter, is_lazy
 
 from paramshare import derived
 from paramshare.checks import name_rows, rows_of_zeros
@@ -16,7 +16,7 @@ from paramshare.errors import ShareError
 from paramshare.lifted import LIFT, TABLE, make_factors
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool, readers, table_of
-from paramshare.slots import make_slot
+from paramshare.slots import Slot, make_slot
 from paramshare.weight_norm import kept_dimension
 
 
@@ -45,6 +45,10 @@ class Rewrite:
             derived.derive(owner, self.sources.get(owner, {}), pool)
         return self.pool
 
+    def drop(self) -> None:
+        """Instead of `commit`: the pool would count as a reader of the table while it exists."""
+        self.pool.retire()
+
 
 def prepare(
     module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite] = (), draw: bool = True
@@ -54,42 +58,44 @@ def prepare(
     earlier: rewrites that will be committed before this one.
     draw: gives what is stored its first values; without, it is only allocated.
     """
+    outer = _find_embedding(module, plan, earlier)
+    slots = _find_slots(module, plan, outer, earlier)
     added: list[tuple[nn.Module, str, nn.Module]] = []
-    embedding = outer = _find_embedding(module, plan, earlier)
-    lift = None
+    embedding, lift = outer, None
     if plan.width is not None:
-        _check_lift(outer, plan)
+        _check_lift(outer, plan, earlier)
         embedding, lift = make_factors(outer, plan.features, draw)
         added += [(outer, TABLE, embedding), (outer, LIFT, lift)]
-    pool = Pool(module, plan, embedding, lift)
+    _check_columns(plan, table_of(embedding), earlier)
+    try:
+        pool = Pool(module, plan, embedding, lift)
+    except RuntimeError as error:
+        raise ShareError(
+            f"a projection of {plan.features} x {plan.columns} cannot be allocated: {error}"
+        ) from None
     new: dict[nn.Module, dict[str, derived.Source]] = {}
-    parameters = []
-    for index, group in enumerate(plan.groups):
-        for path in group.slots:
-            slot = make_slot(module, path)
-            shape = tuple(slot.parameter.shape)
-            rows = shape[-1 if group.out_last else 0]
-            if (rows, slot.parameter.numel()) != (group.rows, group.rows * group.cols):
-                raise ShareError(
-                    f"{path} is {rows} x {slot.parameter.numel() // rows}, the plan's is "
-                    f"{group.rows} x {group.cols}"
-                )
-            before = _before(slot.owner, slot.name)
-            source = derived.Source(pool, index, shape, group.out_last, slot.normed, before)
-            new.setdefault(slot.owner, {})[slot.name] = source
-            parameters.append(slot.parameter)
+    for index, slot in slots:
+        shape = tuple(slot.parameter.shape)
+        before = _before(slot.owner, slot.name)
+        out_last = plan.groups[index].out_last
+        source = derived.Source(pool, index, shape, out_last, slot.normed, before)
+        new.setdefault(slot.owner, {})[slot.name] = source
     if lift is not None:
         table = table_of(outer)
         for owner, name in _holders(module, table):
             before = _before(owner, name)
             source = derived.Source(pool, None, tuple(table.shape), False, False, before)
             new.setdefault(owner, {})[name] = source
-    for owner in dict.fromkeys((*new, module)):
-        derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
-    if draw and not table_of(embedding).is_meta:
-        pool.reset_parameters()
-        check_drawn(pool, module)
-    pool.requires_grad_(any(parameter.requires_grad for parameter in parameters))
+    try:
+        for owner in dict.fromkeys((*new, module)):
+            derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
+        if draw and not table_of(embedding).is_meta:
+            pool.reset_parameters()
+            _check_drawn(pool, slots)
+    except BaseException:
+        pool.retire()
+        raise
+    pool.requires_grad_(any(slot.parameter.requires_grad for _, slot in slots))
     # In a container that is shared itself, a pool would be one of the layers.
     container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
     home = outer if container else module
@@ -105,34 +111,38 @@ def prepare_all(module: nn.Module, plans: Sequence[tuple[str, SharingPlan]]) -> 
     the file. Raises ShareError."""
     rewrites: list[Rewrite] = []
     waiting = list(plans)
-    while waiting:
-        # In this order, which is that of the modules, a call may read the table that a later one
-        # factorises. Of one module, the order of the calls is kept: the names of their pools
-        # follow it.
-        made = {f"{_join(root, p.table)}.{TABLE}": root for root, p in waiting if p.width}
-        late = {root for root, p in waiting if made.get(_join(root, p.table), root) != root}
-        ready = [(root, plan) for root, plan in waiting if root not in late] or waiting
-        for root, plan in ready:
-            try:
-                part = module.get_submodule(root)
-            except AttributeError:
-                raise ShareError(f"there is no {root} in it") from None
-            rewrites.append(prepare(part, plan, rewrites, draw=False))
-        waiting = [entry for entry in waiting if entry not in ready]
+    try:
+        while waiting:
+            # In this order, which is that of the modules, a call may read the table that a later
+            # one factorises. Of one module, the order of the calls is kept: the names of their
+            # pools follow it.
+            made = {f"{join(root, p.table)}.{TABLE}": root for root, p in waiting if p.width}
+            late = {root for root, p in waiting if made.get(join(root, p.table), root) != root}
+            ready = [(root, plan) for root, plan in waiting if root not in late] or waiting
+            for root, plan in ready:
+                try:
+                    part = module.get_submodule(root)
+                except AttributeError:
+                    raise ShareError(f"there is no {root} in it") from None
+                rewrites.append(prepare(part, plan, rewrites, draw=False))
+            waiting = [entry for entry in waiting if entry not in ready]
+    except BaseException:
+        for rewrite in rewrites:
+            rewrite.drop()
+        raise
     return rewrites
 
 
 @torch.no_grad()
-def check_drawn(pool: Pool, module: nn.Module) -> None:
+def _check_drawn(pool: Pool, slots: list[tuple[int, Slot]]) -> None:
     """Raises ShareError where rows of zeros in the table leave nothing of a weight, or of the
     direction of a weight norm, which would be divided by its length."""
     for index, group in enumerate(pool.plan.groups):
-        slots = [make_slot(module, path) for path in group.slots]
-        normed = [slot for slot in slots if slot.normed]
+        normed = [slot for of, slot in slots if of == index and slot.normed]
         if group.spread == 0 and not normed:
             continue  # as its layer has it
         weight = pool.weight(index, training=True)
-        of_zeros = [] if weight.any() else [slots[0].path]
+        of_zeros = [] if weight.any() else [group.slots[0]]
         for slot in normed:
             shaped = (weight.t() if group.out_last else weight).view(slot.parameter.shape)
             norms = torch.norm_except_dim(shaped, 2, kept_dimension(slot.owner, slot.name))
@@ -147,7 +157,7 @@ def check_drawn(pool: Pool, module: nn.Module) -> None:
             )
 
 
-def _join(root: str, path: str) -> str:
+def join(root: str, path: str) -> str:
     return f"{root}.{path}" if root else path
 
 
@@ -156,30 +166,84 @@ def _find_embedding(module: nn.Module, plan: SharingPlan, earlier: Sequence[Rewr
     path, _, name = plan.table.rpartition(".")
     try:
         parent = module.get_submodule(path)
-        for rewrite in earlier:
-            for home, added, child in rewrite.added:
-                if home is parent and added == name:
-                    return child
-        return module.get_submodule(plan.table)
+        added = {
+            name: child
+            for rewrite in earlier
+            for home, name, child in rewrite.added
+            if home is parent
+        }
+        found = added[name] if name in added else module.get_submodule(plan.table)
     except AttributeError:
         raise ShareError(f"the table {plan.table} is not in the module") from None
-
-
-def _check_lift(embedding: nn.Module, plan: SharingPlan) -> None:
-    """Raises ShareError unless the embedding can be factorised as the plan says."""
-    shape = tuple(getattr(embedding, "weight", torch.empty(0)).shape)
-    if shape != (plan.tokens, plan.width):
+    table = getattr(found, "weight", None)
+    if not isinstance(table, Parameter) or is_lazy(table) or table.dim() != 2:
+        raise ShareError(f"the table {plan.table} is a {type(found).__name__} without a 2-D weight")
+    size, wanted = tuple(table.shape), (plan.tokens, plan.width or plan.features)
+    if size != wanted:
         raise ShareError(
-            f"the embedding {plan.table} is {' x '.join(map(str, shape))}, the plan's is "
-            f"{plan.tokens} x {plan.width}"
+            f"the table {plan.table} is {size[0]} x {size[1]}, the plan's is {wanted[0]} x "
+            f"{wanted[1]}"
         )
+    return found
+
+
+def _find_slots(
+    module: nn.Module, plan: SharingPlan, embedding: nn.Module, earlier: Sequence[Rewrite]
+) -> list[tuple[int, Slot]]:
+    """The weights that the plan takes, each with the index of its group. Raises ShareError unless
+    they are of its sizes, and no other's."""
+    taken = {
+        (owner, name)
+        for rewrite in earlier
+        for owner, weights in rewrite.sources.items()
+        for name in weights
+    }
+    found = []
+    for index, group in enumerate(plan.groups):
+        for path in group.slots:
+            slot = make_slot(module, path)
+            shape = tuple(slot.parameter.shape)
+            rows, numbers = shape[-1 if group.out_last else 0], slot.parameter.numel()
+            if (rows, numbers) != (group.rows, group.rows * group.cols):
+                raise ShareError(
+                    f"{path} is {rows} x {numbers // max(rows, 1)}, the plan's is "
+                    f"{group.rows} x {group.cols}"
+                )
+            if slot.parameter is table_of(embedding):
+                raise ShareError(f"{path} is the table itself, and cannot be read from it")
+            if group.execution != "materialized" and not slot.called:
+                raise ShareError(f"{path} cannot run {group.execution}: no nn.Linear applies it")
+            if (slot.owner, slot.name) in taken:
+                raise ShareError(f"{path} is shared by two plans, or stands in one twice")
+            taken.add((slot.owner, slot.name))
+            found.append((index, slot))
+    return found
+
+
+def _check_columns(plan: SharingPlan, table: Parameter, earlier: Sequence[Rewrite]) -> None:
+    """Raises ShareError where an earlier rewrite reads columns of the table itself, and this plan
+    the same (EPS)."""
+    pools = [rewrite.pool for rewrite in earlier if not rewrite.pool.plan.virtual]
+    taken = [g for pool in pools if table_of(pool.embedding) is table for g in pool.plan.groups]
+    for group in () if plan.virtual else plan.groups:
+        for other in taken:
+            if (
+                group.start < other.start + other.columns
+                and other.start < group.start + group.columns
+            ):
+                raise ShareError(f"{group.name} and {other.name} read the same columns")
+
+
+def _check_lift(embedding: nn.Module, plan: SharingPlan, earlier: Sequence[Rewrite]) -> None:
+    """Raises ShareError unless the embedding can be factorised as the plan says."""
     if readers(table_of(embedding)):
         raise ShareError(
             f"{plan.table} is read by an earlier call already: give embedding_dim={plan.features} "
             "in the first call on a table"
         )
+    added = {name for rewrite in earlier for home, name, _ in rewrite.added if home is embedding}
     for name in (TABLE, LIFT):
-        if hasattr(embedding, name):
+        if name in added or hasattr(embedding, name):
             raise ShareError(
                 f"{plan.table} has a {name!r} already, the name that a factor of it would get"
             )

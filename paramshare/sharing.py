@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
@@ -25,7 +25,7 @@ from paramshare.optimizers import check_optimizers, optimizers_of, repair_optimi
 from paramshare.plan import SharingPlan, make_plan
 from paramshare.pool import Pool, columns_taken, readers, table_of
 from paramshare.report import Sharing, count_parameters
-from paramshare.rewrite import apply_plan
+from paramshare.rewrite import apply_plan, join
 from paramshare.slots import Select, find_slots
 
 
@@ -229,6 +229,18 @@ def stored_plans(module: nn.Module) -> list[dict[str, Any]]:
     return plans
 
 
+def empty_weights(module: nn.Module) -> dict[str, Tensor]:
+    """For each call that shared: the name of one derived weight in `module`, with an empty tensor.
+
+    Put into a file, they stop whoever would load it into a plain module: the names of the derived
+    weights are missing in the file otherwise, and `strict=False` leaves them random.
+    """
+    return {
+        join(root, pool.plan.groups[0].slots[0]): torch.empty(0, dtype=pool.dtype)
+        for root, pool in named_pools(module)
+    }
+
+
 def _is_read(module: nn.Module, path: str, pool: Pool) -> bool:
     """Whether the weight at `path` is still the pool's."""
     owner, _, name = path.rpartition(".")
@@ -241,10 +253,14 @@ def _is_read(module: nn.Module, path: str, pool: Pool) -> bool:
 
 def read_plans(stored: Any) -> list[tuple[str, SharingPlan]]:
     """What `stored_plans` gave, as (path, plan). Raises ShareError where it is something else."""
-    try:
-        return [(str(s["root"]), SharingPlan.from_dict(s["plan"])) for s in stored]
-    except (KeyError, TypeError) as error:
-        raise ShareError(f"these are no sharing plans: {error!r}") from None
+    if not isinstance(stored, list):
+        raise ShareError(f"these are no sharing plans: a {type(stored).__name__}, not a list")
+    for entry in stored:
+        if not isinstance(entry, dict) or entry.keys() != {"root", "plan"}:
+            raise ShareError("these are no sharing plans: an entry is not a root and a plan")
+        if not isinstance(entry["root"], str):
+            raise ShareError(f"a sharing plan is of no path, but a {type(entry['root']).__name__}")
+    return [(entry["root"], SharingPlan.from_dict(entry["plan"])) for entry in stored]
 
 
 def _bake_table(pool: Pool) -> Parameter:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from torch import nn
-from torch.nn.parameter import Parameter
+from torch.nn.parameter import Parameter, is_lazy
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
@@ -108,7 +108,8 @@ class _Place:
 
 
 def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot:
-    """The slot of the Parameter at `path`. Raises ShareError unless it is a plain one."""
+    """The slot of the Parameter at `path`. Raises ShareError unless it is one of two or more
+    dimensions."""
     owner_path, _, name = path.rpartition(".")
     try:
         owner = module.get_submodule(owner_path)
@@ -117,6 +118,8 @@ def make_slot(module: nn.Module, path: str, place: _Place | None = None) -> Slot
     parameter = owner._parameters.get(name)
     if parameter is None:
         raise ShareError(f"{path} is no Parameter of this {type(module).__name__}")
+    if is_lazy(parameter) or parameter.dim() < 2:
+        raise ShareError(f"{path} is no matrix: it has no shape yet, or less than two dimensions")
     layer_path, weight = _weight_of(owner_path, owner, name)
     layer = module.get_submodule(layer_path)
     kind = kind_of(layer)

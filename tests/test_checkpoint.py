@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import chain
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from paramshare import (
     ShareError,
     load_model,
     materialize,
+    quantize,
     save_model,
     share_from_embedding,
 )
 from paramshare.models import TransformerLM
+from paramshare.pool import columns_taken
 from paramshare.sharing import named_pools
 
 
@@ -90,7 +93,7 @@ def test_two_calls_on_one_module(tmp_path) -> None:
     _rewrite(path, twice)
     other = build("Narrow", seed=1)
     before = snapshot(other)
-    with pytest.raises(ShareError, match="blocks.0.up.weight is shared by two of its plans"):
+    with pytest.raises(ShareError, match=r"blocks\.0\.up\.weight is shared by two plans"):
         load_model(other, path)
     assert snapshot(other) == before
 
@@ -265,9 +268,13 @@ def _foreign(path, module):
 
 
 def _rewrite(path, change):
+    """Into a file without a digest, as older ones are: what it is to notice, others notice, too."""
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
+    content = json.loads(metadata["paramshare"])
+    del content["sha256"]
+    metadata["paramshare"] = json.dumps(content)
     change(tensors, metadata)
     save_file(tensors, path, metadata=metadata)
 
@@ -307,6 +314,37 @@ def _meta(**change):
     return spoil
 
 
+def _plan(**change):
+    def spoil(path, module):
+        def rewrite(tensors, metadata):
+            content = json.loads(metadata["paramshare"])
+            content["sharings"][0]["plan"].update(change)
+            metadata["paramshare"] = json.dumps(content)
+
+        _rewrite(path, rewrite)
+
+    return spoil
+
+
+def _content(**change):
+    def spoil(path, module):
+        def rewrite(tensors, metadata):
+            content = json.loads(metadata["paramshare"])
+            metadata["paramshare"] = json.dumps({**content, **change})
+
+        _rewrite(path, rewrite)
+
+    return spoil
+
+
+def _integers(path, module):
+    _rewrite(path, lambda tensors, _: tensors.update({"lift.bias": torch.zeros(16).long()}))
+
+
+def _truths(path, module):
+    _rewrite(path, lambda tensors, _: tensors.update({"lift.bias": torch.zeros(16).bool()}))
+
+
 def _text(text):
     def spoil(path, module):
         _rewrite(path, lambda tensors, metadata: metadata.update(paramshare=text))
@@ -325,7 +363,7 @@ def _remove(path, module):
         (_truncate, "cannot be read"),
         (_remove, "cannot be read"),
         (_foreign, "no sharing plan in it"),
-        (_no_projection, "paramshare.projection is missing in the file"),
+        (_no_projection, "projection.* is missing in the file"),
         (_extra, "surprise of the file is not in the module"),
         (_reshaped, r"lift.bias is \(3,\) in the file, \(16,\) in the module"),
         (_other_version, "plan of version 9"),
@@ -333,13 +371,47 @@ def _remove(path, module):
         (_text("[1]"), "damaged sharing plan"),
         (_text('{"sharings": [{"root": "", "plan": "x"}], "tied": {}}'), "no sharing plan: a str"),
         (_text('{"sharings": [], "tied": {"a": "ghost"}}'), "a tied tensor is missing"),
+        (_text('{"sharings": {}, "tied": {}}'), "no sharing plans: a dict, not a list"),
+        (_text('{"sharings": "x", "tied": {}}'), "no sharing plans: a str, not a list"),
+        (_text('{"sharings": [[]], "tied": {}}'), "an entry is not a root and a plan"),
+        (_text('{"sharings": [{"root": 3, "plan": {}}], "tied": {}}'), "of no path, but a int"),
+        (_text('{"sharings": [], "tied": {}, "sha257": "x"}'), "unknown entries .*sha257"),
+        (_text('{"sharings": []}'), "damaged sharing plan"),
+        (_content(tied=[]), "its ties are no object"),
+        (_content(tied={"lift.bias": "output.bias"}), "a tied tensor is missing"),
+        (_content(tied={"a": "b", "b": "a"}), "a tied tensor is missing"),
+        (_content(tied={"a": 3}), "no list of names"),
+        (_content(int8="lift"), "no list of names"),
+        (_content(int8=["lift.weight"]), "does not fit the module"),
+        (_content(int8=["lift", "lift"]), "does not fit the module"),
+        (_content(empty=["ghost"]), "damaged sharing plan"),
+        (_content(empty=["lift.bias"]), "lift.bias is not empty"),
+        (_integers, r"lift\.bias is torch.int64 in the file, torch.float64 in the module"),
+        (_truths, r"lift\.bias is torch.bool in the file, torch.float64 in the module"),
+        (_plan(table="blocks"), "the table blocks is a ModuleList without a 2-D weight|against"),
+        (_plan(table="lift"), "the table lift is 16 x 3, the plan's is 60 x 3|against"),
+        (_plan(table=""), "or its table no path"),
+        (_meta(start=math.nan), "NaN is no number of JSON"),
+        (_meta(start=7.0), "group 2: start is 7.0, not of type int"),
+        (_meta(start=True), "group 2: start is True, not of type int"),
+        (_meta(columns=True), "columns is True, not of type int"),
+        (_meta(rows=10**400), r"rows is 1000.*\.\.\..*000, not of type int"),
+        (_meta(rows=10**12), "does not fit its columns"),
+        (_meta(slots="blocks"), "its slots are a str, not a list"),
+        (_meta(slots=["blocks.0.query.weight"]), "one of its weights stands there twice"),
+        (_plan(tokens=60.0), "tokens is 60.0, not of type int"),
+        (_plan(virtual=1), "virtual is 1, not of type bool"),
+        (
+            _plan(columns=10**12),
+            "the projection of the module itself, 3 x 10{12}, is missing|against",
+        ),
         (_meta(start=-3), "does not fit its columns"),
         (_meta(start=0), "does not fit its columns"),
         (_meta(start=4000), "its groups need 4006 columns"),
         (_meta(blocks=0), "no sharing plan"),
         (_meta(layout="diag"), "does not fit its columns|unknown layout"),
         (_meta(execution="x"), "unknown layout or execution"),
-        (_meta(spread="wide"), "no number for its spread"),
+        (_meta(spread="wide"), "group 2: spread is 'wide', not of type float"),
         (_meta(columns=5), "does not fit"),
         (_meta(table_gradient="a"), "no sharing plan"),
         (_meta(surprise=1), "no sharing plan"),
@@ -360,6 +432,138 @@ def test_bad_files_change_nothing(tmp_path, spoil, message: str, shared: bool) -
         load_model(other, path)
     assert snapshot(other) == before
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), values, strict=True))
+
+
+def test_damage_that_fits_is_noticed_by_the_digest(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Narrow")
+    share_from_embedding(module, module.embedding)
+    save_model(module, path)
+    whole = path.read_bytes()
+    other = build("Narrow", seed=1)
+    before = snapshot(other)
+    # The slots of two groups, two biases, one bit of the table.
+    damaged = (
+        whole.replace(b"blocks.0.query.w", b"blocks.0.xxxxx.w")
+        .replace(b"blocks.0.value.w", b"blocks.0.query.w")
+        .replace(b"blocks.0.xxxxx.w", b"blocks.0.value.w"),
+        whole.replace(b'"blocks.0.up.bias":', b'"blocks.0.xx.bias":')
+        .replace(b'"blocks.1.up.bias":', b'"blocks.0.up.bias":')
+        .replace(b'"blocks.0.xx.bias":', b'"blocks.1.up.bias":'),
+        whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
+    )
+    for content in damaged:
+        assert content != whole
+        path.write_bytes(content)
+        with pytest.raises(ShareError, match="m.safetensors is damaged, or something else than"):
+            load_model(other, path)
+        assert snapshot(other) == before
+
+
+def test_older_files(tmp_path) -> None:
+    """Without a digest, and without what is there beside the stored tensors."""
+    path = tmp_path / "m.safetensors"
+    module = build("Seq2Seq")
+    share_from_embedding(module, module.embedding, embedding_dim=6)
+    save_model(module, path)
+
+    def older(tensors, metadata):
+        content = json.loads(metadata["paramshare"])
+        for name in [*content.pop("empty"), *(n for n in tensors if n.endswith("_extra_state"))]:
+            del tensors[name]
+        metadata["paramshare"] = json.dumps(content)
+
+    _rewrite(path, older)
+    for shared_first in (False, True):
+        other = build("Seq2Seq", seed=1)
+        if shared_first:
+            share_from_embedding(other, other.embedding, embedding_dim=6)
+        load_model(other, path)
+        assert torch.equal(other(*batch()), module(*batch()))
+
+
+def test_other_loaders_take_no_file_for_that_of_a_plain_module(tmp_path) -> None:
+    """Of a shared, a factorised, an int8 and a plain int8 module."""
+    path = tmp_path / "m.safetensors"
+    for options, to_int8, name in (
+        ({}, False, "blocks.0.query.weight"),
+        ({"embedding_dim": 2}, False, "blocks.0.query.weight"),
+        ({}, True, "blocks.0.query.weight"),
+        (None, True, "embedding.weight"),
+    ):
+        module = build("Narrow")
+        if options is not None:
+            share_from_embedding(module, module.embedding, **options)
+        save_model(quantize(module) if to_int8 else module, path)
+        plain = build("Narrow", seed=1)
+        with pytest.raises(RuntimeError, match=rf"size mismatch for {name}: .*torch.Size\(\[0\]\)"):
+            plain.load_state_dict(load_file(path), strict=False)
+        load_model(plain, path)
+        with torch.no_grad():
+            assert torch.equal(plain.eval()(*batch()), module.eval()(*batch()))
+
+
+def test_two_plans_that_read_the_same_columns(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Chain")
+    for ending in ("0.weight", "1.weight"):
+        share_from_embedding(
+            module,
+            module.embedding,
+            virtual=False,
+            select=lambda p, o: p.endswith(ending),  # noqa: B023
+        )
+    save_model(module, path)
+    load_model(build("Chain"), path)
+
+    def same_columns(tensors, metadata):
+        content = json.loads(metadata["paramshare"])
+        first, second = (entry["plan"]["groups"][0] for entry in content["sharings"])
+        second["start"] = first["start"] + first["columns"] - 1
+        metadata["paramshare"] = json.dumps(content)
+
+    _rewrite(path, same_columns)
+    other = build("Chain")
+    before = snapshot(other)
+    with pytest.raises(ShareError, match="read the same columns") as raised:
+        load_model(other, path)
+    assert snapshot(other) == before
+    # The table is free again, though the error is still at hand.
+    assert columns_taken(other.embedding.weight) == []
+    del raised
+
+
+def test_a_container_that_reads_a_factorised_table(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Chain")
+    for ending in ("0.weight", "1.weight"):
+        share_from_embedding(
+            module,
+            module.embedding,
+            select=lambda p, o: p.endswith(ending),  # noqa: B023
+            embedding_dim=6 if ending == "0.weight" else None,
+        )
+    save_model(module, path)
+    other = build("Chain", seed=1)
+    load_model(other, path)
+    assert torch.equal(other(batch()[0]), module(batch()[0]))
+
+
+def test_no_module_or_no_path(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    module = build("Chain")
+    before = snapshot(module)
+    for call in (save_model, load_model):
+        with pytest.raises(ShareError, match=r"must be a torch\.nn\.Module, not a NoneType"):
+            call(None, path)
+        with pytest.raises(ShareError, match="path must be one of a file, not a NoneType"):
+            call(module, None)
+        with pytest.raises(ShareError, match="weight has no shape yet"):
+            call(nn.LazyLinear(3), path)
+        with pytest.raises(ShareError, match="cannot be (read|written)"):
+            call(module, tmp_path)
+    assert snapshot(module) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plan_that_does_not_fit_a_plain_module(tmp_path) -> None:

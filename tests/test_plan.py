@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -94,6 +96,91 @@ def test_unreadable_plans() -> None:
         SharingPlan.from_dict({**data, "version": 2})
     with pytest.raises(ShareError, match="no sharing plan"):
         SharingPlan.from_dict({**data, "surprise": 1})
+
+
+def numbers_and_words(data, where=()):
+    """Where everything in the data of a plan stands."""
+    for key in data if isinstance(data, dict) else range(len(data)):
+        place = (*where, key)
+        yield place
+        if isinstance(data[key], dict | list):
+            yield from numbers_and_words(data[key], place)
+
+
+def nested(depth: int) -> list:
+    inner: list = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def test_nothing_of_another_type_is_read() -> None:
+    """What takes the place of something else in a plan either is of its type, or an error."""
+    module = build("Encoder")
+    data = share_from_embedding(module, module.embedding, embedding_dim=6).plan.to_dict()
+    wrong = [None, True, 1.0, 0.5, math.nan, math.inf, 10**400, -1, "", "x", [], {}, [1], {"a": 1}]
+    for place in numbers_and_words(data):
+        for value in [*wrong, nested(5000)]:
+            changed = copy.deepcopy(data)
+            parent = changed
+            for key in place[:-1]:
+                parent = parent[key]
+            there, parent[place[-1]] = parent[place[-1]], value
+            try:
+                plan = SharingPlan.from_dict(changed)
+            except ShareError:
+                continue
+            # True where a truth was, a number where a number was, and so on: never True for 1.
+            kinds = (int, float) if place[-1] in ("spread", "table_gradient") else type(there)
+            absent = value is None and place[-1] in ("spread", "width")
+            assert absent or isinstance(value, kinds)
+            assert not isinstance(value, bool) or isinstance(there, bool)
+            assert not isinstance(value, float) or math.isfinite(value)
+            json.dumps(plan.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"start": 1.5}, "group 1: start is 1.5, not of type int"),
+        ({"start": True}, "group 1: start is True, not of type int"),
+        ({"start": math.nan}, "group 1: start is nan, not of type int"),
+        ({"start": -1}, "does not fit its columns"),
+        ({"rows": -48, "cols": -16}, "sizes that are not above zero"),
+        ({"blocks": -1, "columns": -48}, "sizes that are not above zero"),
+        ({"spread": -1.0}, "a spread below zero"),
+        ({"spread": math.inf}, "spread is inf, not of type float"),
+        ({"slots": "abc"}, "its slots are a str, not a list"),
+        ({"slots": []}, "no paths of weights"),
+        ({"slots": ["a", "a"]}, "one of its weights stands there twice"),
+        ({"out_last": 0}, "out_last is 0, not of type bool"),
+    ],
+)
+def test_groups_that_cannot_be(change: dict, message: str) -> None:
+    data = plan_of().to_dict()
+    data["groups"][0].update(change)
+    with pytest.raises(ShareError, match=message):
+        SharingPlan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": True}, "version True cannot be read"),
+        ({"table": ""}, "its table no path"),
+        ({"groups": {}}, "its groups are a dict, not a list"),
+        ({"groups": [3]}, "no sharing plan"),
+        ({"groups": []}, "not positive whole numbers"),
+        ({"columns": 38.0}, "columns is 38.0, not of type int"),
+        ({"tokens": 2**63}, "tokens is 9223372036854775808, not of type int"),
+        ({"width": 16}, "its table of 16 features is no narrow one"),
+        ({"table_gradient": 1.5}, "out of range"),
+        ({"virtual": False}, "columns are out of range"),
+    ],
+)
+def test_plans_that_cannot_be(change: dict, message: str) -> None:
+    with pytest.raises(ShareError, match=message):
+        SharingPlan.from_dict({**plan_of().to_dict(), **change})
 
 
 def test_difference_names_the_first() -> None:

@@ -111,6 +111,17 @@ def test_plot_of_an_unknown_kind(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_plot_that_cannot_be_written(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    module = build("Encoder")
+    sharing = share_from_embedding(module, module.embedding)
+    (tmp_path / "columns.png").mkdir()
+    for path in ("columns.png", "nowhere/columns.png"):
+        with pytest.raises(ShareError, match="columns.png cannot be written"):
+            sharing.plot(tmp_path / path)
+    assert [path.name for path in tmp_path.iterdir()] == ["columns.png"]
+
+
 def test_plot_without_matplotlib(tmp_path, monkeypatch) -> None:
     module = build("Encoder")
     sharing = share_from_embedding(module, module.embedding)

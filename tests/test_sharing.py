@@ -13,6 +13,7 @@ import paramshare
 from paramshare import ShareError, materialize, share_from_embedding
 from paramshare.marks import sources
 from paramshare.models import TransformerLM
+from paramshare.sharing import empty_weights
 
 
 def paths(sharing: paramshare.Sharing) -> list[str]:
@@ -676,3 +677,20 @@ def test_all_executions_agree(dtype: torch.dtype, bound: float, options: dict) -
     for execution in ("factored", "blockwise"):
         for ours, expected in zip(found[execution], found["materialized"], strict=True):
             assert (ours - expected).abs().max() <= bound * expected.abs().max()
+
+
+@pytest.mark.parametrize("options", [{}, {"virtual": False}, {"embedding_dim": 6}])
+def test_empty_weights_stop_who_would_load_them_into_a_plain_module(options) -> None:
+    module = TwoTables()
+    for part in (module.encoder, module.decoder):
+        share_from_embedding(part, part.embedding, select=up_only, **options)
+    empty = empty_weights(module)
+    assert {name: tuple(tensor.shape) for name, tensor in empty.items()} == {
+        "encoder.blocks.0.up.weight": (0,),
+        "decoder.blocks.0.up.weight": (0,),
+    }
+    plain = TwoTables()
+    assert all(isinstance(plain.get_parameter(name), nn.Parameter) for name in empty)
+    with pytest.raises(RuntimeError, match=r"size mismatch for encoder\.blocks\.0\.up\.weight"):
+        plain.load_state_dict(empty, strict=False)
+    assert empty_weights(plain) == {}
