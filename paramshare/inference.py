@@ -79,7 +79,8 @@ def prepare_for_inference(
     comes afterwards), the call fails, or no choice fits the budget.
     """
     check_not_quantized(module)
-    if memory_budget is not None and not isinstance(memory_budget, int | float):
+    is_number = isinstance(memory_budget, int | float) and memory_budget == memory_budget
+    if memory_budget is not None and not is_number:
         raise ShareError(f"memory_budget={memory_budget!r} is no number of bytes")
     record = _record(module, tokens)
     chosen = _choose(record, memory_budget)

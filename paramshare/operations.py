@@ -77,11 +77,14 @@ def flops(module: nn.Module, tokens: Tokens) -> Operations:
     return _sorted(module, counter, sum(_generation(pool) for pool in pools))
 
 
+_MOST = 1 << 24  # tokens of a call, of which the ids alone take 128 MB
+
+
 def call(module: nn.Module, tokens: Tokens) -> None:
     """Calls the module. Raises ShareError where that fails."""
     if isinstance(tokens, int):
-        if tokens < 1:
-            raise ShareError(f"tokens={tokens} is out of range: a call has at least 1")
+        if not 1 <= tokens <= _MOST or isinstance(tokens, bool):
+            raise ShareError(f"tokens={tokens} is out of range: a call has 1 to {_MOST:,}")
         first = next(module.parameters(), None)
         device = None if first is None else first.device
         tokens = torch.zeros(1, tokens, dtype=torch.long, device=device)

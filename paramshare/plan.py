@@ -304,7 +304,7 @@ def _check_options(
         ("virtual", virtual, bool),
         ("projection_bias", projection_bias, bool),
     ):
-        if not isinstance(number, kind):
+        if not isinstance(number, kind) or isinstance(number, bool) and kind is not bool:
             raise ShareError(f"{name}={number!r} is a {type(number).__name__}, not {kind}")
     if not 0 <= table_gradient <= 1:
         raise ShareError(f"table_gradient={table_gradient} is out of range: use 0 to 1")
@@ -317,6 +317,9 @@ def _check_options(
             raise ShareError("table_gradient=0 needs virtual=True: with EPS nothing would train")
 
 
+_MOST_COLUMNS = 2**31
+
+
 def _columns(virtual: bool, virtual_dim: int | None, features: int, needed: int) -> int:
     """Columns of the matrix that is read."""
     if not virtual:
@@ -325,6 +328,11 @@ def _columns(virtual: bool, virtual_dim: int | None, features: int, needed: int)
         raise ShareError(
             f"needs {needed} columns, virtual_dim={virtual_dim} is {needed - virtual_dim} too "
             "few; leave virtual_dim out, or share fewer weights"
+        )
+    if virtual_dim is not None and virtual_dim > _MOST_COLUMNS:
+        raise ShareError(
+            f"virtual_dim={virtual_dim} is out of range: {needed} suffice, and {_MOST_COLUMNS:,} "
+            "are the most"
         )
     return needed if virtual_dim is None else virtual_dim
 

@@ -191,7 +191,9 @@ def check_not_quantized(module: nn.Module) -> None:
 
 def check_whole(module: nn.Module) -> list[Pool]:
     """The pools of what is shared in `module`. Raises ShareError when it is only a part of that:
-    its weights are read from a table or projection outside of it."""
+    its weights are read from a table or projection outside of it, or is no module at all."""
+    if not isinstance(module, nn.Module):
+        raise ShareError(f"module must be a torch.nn.Module, not a {type(module).__name__}")
     pools = [pool for _, pool in named_pools(module)]
     for part in module.modules():
         for source in marks.sources(part).values():

@@ -8,12 +8,13 @@ from typing import Any, Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import nn
 
-from paramshare import ShareError, SharingPlan, share_from_embedding
+from paramshare import ShareError, share_from_embedding
 from paramshare.depth import MAPS, check_depth
 from paramshare.layout import LAYOUTS
 from paramshare.plan import EXECUTIONS, INITS
 from paramshare.report import count_parameters
-from paramshare.rewrite import apply_plan
+from paramshare.rewrite import prepare_all
+from paramshare.sharing import read_plans
 from paramshare.tasks.recomputation import recompute_in_one_pass
 
 logger = logging.getLogger(__name__)
@@ -127,16 +128,21 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
 
 
 def share_again(model: nn.Module, plans: Plans) -> None:
-    """Shares a model as it was when `share_model` returned these plans. Raises ShareError."""
-    for path, plan in plans.items():
-        try:
-            apply_plan(model.get_submodule(path), SharingPlan.from_dict(plan))
-        except ShareError as error:
-            raise ShareError(
-                f"the checkpoint's sharing plan does not fit the model that is built: {error}; "
-                "a shared model cannot be loaded with other layers or sizes "
-                "(--encoder-layers-to-keep, --decoder-layers-to-keep, --model-overrides)"
-            ) from None
+    """Shares a model as it was when `share_model` returned these plans, for values that come from
+    the checkpoint. Raises ShareError, the model being what it was."""
+    try:
+        if not isinstance(plans, dict):
+            raise ShareError(f"a {type(plans).__name__} instead of plans by their paths")
+        stored = [{"root": path, "plan": plan} for path, plan in plans.items()]
+        rewrites = prepare_all(model, read_plans(stored)) if stored else []
+    except ShareError as error:
+        raise ShareError(
+            f"the checkpoint's sharing plan does not fit the model that is built: {error}; "
+            "a shared model cannot be loaded with other layers or sizes "
+            "(--encoder-layers-to-keep, --decoder-layers-to-keep, --model-overrides)"
+        ) from None
+    for rewrite in rewrites:
+        rewrite.commit()
 
 
 class SharingTask:
