@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import python
 from loading import RECIPES, load
+from safetensors.torch import save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-masking, training = load("bert_mlm", "masking", "training")
+masking, training, stages = load("bert_mlm", "masking", "training", "stages")
 SCRIPT = RECIPES / "bert_mlm" / "pretrain.py"
 
 
@@ -140,7 +143,7 @@ def test_a_folder_of_other_settings_is_left_alone(data: Path, whole: Path) -> No
 
 
 def test_a_killed_run_goes_on_to_the_same_losses(data: Path, whole: Path, tmp_path: Path) -> None:
-    """Killed after a checkpoint, with another one half written."""
+    """Killed after a checkpoint, with another one half written and a third one damaged."""
     out = tmp_path / "killed"
     options = ("--steps", 6, "--batch", 8, "--micro-batch", 4, "--save-every", 2)
     first = subprocess.Popen(
@@ -157,9 +160,62 @@ def test_a_killed_run_goes_on_to_the_same_losses(data: Path, whole: Path, tmp_pa
             shutil.rmtree(later)
     half = shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-4"))
     (half / "trainer_state.json").write_text('{"log_history": [')
+    damaged = shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-5"))
+    os.truncate(damaged / "optimizer.pt", 1000)
     done = python(*command(data, out, *options))
     assert done.returncode == 0, done.stderr
+    said = f"{damaged} is damaged, an older one is looked for: optimizer.pt: it breaks off"
+    assert said in done.stdout
     assert losses(out) == pytest.approx(losses(whole), abs=1e-6)
+
+
+def trainers_checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
+        torch.save({"state": torch.zeros(50)}, folder / name)
+    save_file({"weight": torch.zeros(50)}, folder / "model.safetensors")
+    (folder / "trainer_state.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("optimizer.pt", 0), ("rng_state.pth", 90), ("training_args.bin", 3)]
+    + [("model.safetensors", size) for size in (0, 5, 60, 250)],
+)
+def test_the_last_whole_checkpoint(
+    tmp_path: Path, name: str, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever file breaks off; the damaged one is left there."""
+    older, newer = (trainers_checkpoint(tmp_path / f"checkpoint-{n}") for n in (900, 1000))
+    assert training.last_checkpoint(tmp_path) == str(newer)
+    os.truncate(newer / name, size)
+    assert training.last_checkpoint(tmp_path) == str(older)
+    assert f"{newer} is damaged, an older one is looked for: {name}: " in capsys.readouterr().out
+    os.truncate(older / name, size)
+    with pytest.raises(stages.UserError, match=f"no checkpoint in {tmp_path} is whole"):
+        training.last_checkpoint(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {older.name, newer.name}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("settings.json", "{", "settings.json is damaged: Expecting property name"),
+        ("settings.json", "[]", "settings.json is damaged"),
+        ("results.json", '{"log": ', "results.json is damaged"),
+    ],
+)
+def test_a_folder_with_damaged_files_is_left_alone(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    out = tmp_path / "out"
+    assert training.begin(out, {"lr": 1.0}) is None
+    (out / name).write_text(content)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(stages.UserError, match=message):
+        training.begin(out, {"lr": 1.0})
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("model", ["albert", "low-rank"])

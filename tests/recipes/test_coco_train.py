@@ -956,6 +956,56 @@ def test_comparing_without_what_it_needs(
     assert not (place / "models").exists()
 
 
+def empty_data(folder: Path) -> Path:
+    (folder / "features" / LITE).mkdir(parents=True)
+    (folder / "captions").mkdir()
+    for split in SPLITS:
+        (folder / f"captions/{split}.json").write_text('{"images": [], "annotations": []}')
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_training_does_not_go_on_from_damaged_checkpoints(tmp_path: Path, capsys: Any) -> None:
+    """Nor does the second stage begin with one."""
+    data, out = empty_data(tmp_path), tmp_path / "models" / "x"
+    out.mkdir(parents=True)
+    torch.save({}, out / "checkpoint_best.pt")
+    (out / "checkpoint_last.pt").write_bytes(b"PK")
+    arguments = ("lstm", "veps", "--data", data, "--out", out)
+    damaged = f"x/checkpoint_last.pt is no whole checkpoint: .* one beside it is {out}/checkpoint_b"
+    before = contents(tmp_path)
+    refused(capsys, called(train, *arguments), "train.py", damaged)
+    assert contents(tmp_path) == before
+    (out / "checkpoint_best.pt").write_bytes(b"PK")
+    damaged = f"x/checkpoint_best.pt is no whole checkpoint: .* nor is any other in {out}"
+    refused(capsys, called(train, *arguments, "--self-critical"), "train.py", damaged)
+    assert not out.with_name("x-self-critical").exists()
+
+
+def test_comparing_names_damaged_files(tmp_path: Path, capsys: Any) -> None:
+    data, results = empty_data(tmp_path), tmp_path / "results" / "results.jsonl"
+    results.parent.mkdir()
+    good = (RECIPES / RECIPE / "results.jsonl").read_text("utf-8").splitlines()[0]
+    row = json.loads(good)
+    for line, saying in (
+        ("[", "results.jsonl, line 2 is damaged: Expecting value"),
+        (json.dumps({**row, "scores": {"CIDEr": "high"}}), "line 2: CIDEr is 'high', not of type"),
+        (json.dumps({**row, "seed": "1"}), "line 2: seed is '1', not of type int"),
+        (json.dumps({"model": "nearest"}), "results.jsonl, line 2 has no 'data'"),
+    ):
+        results.write_text(f"{good}\n{line}\n")
+        before = contents(tmp_path)
+        refused(capsys, called(compare, "--data", data, "--show"), "compare.py", saying)
+        assert contents(tmp_path) == before
+    results.write_text(f"{good}\n")
+    for content, saying in (("{", "test.json is damaged: "), ("{}", "test.json has no 'images'")):
+        (data / "captions" / "test.json").write_text(content)
+        refused(capsys, called(compare, "--data", data, "--show"), "compare.py", saying)
+
+
 def test_errors_of_whole_commands(tmp_path: Path) -> None:
     """Nothing but the message, as in a terminal."""
     for name, arguments in (("caption.py", (tmp_path,)), ("compare.py", ("--data", tmp_path))):

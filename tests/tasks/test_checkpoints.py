@@ -9,17 +9,10 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import checkpoint_utils, trainer
+from fairseq import checkpoint_utils
 
 import paramshare.tasks  # noqa: F401
 from paramshare import ShareError
-
-
-def test_all_of_fairseq_reads_checked_files() -> None:
-    assert trainer.checkpoint_utils.load_checkpoint_to_cpu.__module__ == "fairseq.checkpoint_utils"
-    read = checkpoint_utils.load_checkpoint_to_cpu
-    assert trainer.checkpoint_utils.load_checkpoint_to_cpu is read
-    assert read.__wrapped__ is not read
 
 
 @pytest.mark.parametrize("name", ["checkpoint_last.pt", "model.pt"])
