@@ -15,18 +15,11 @@ import torch
 from warned import filtered
 
 from fuzz.drawing import draw_case
+from fuzz.found import Found
 from fuzz.invariants import CHECKS, Subject, values_of
 from fuzz.parts import build
 from fuzz.sharing import share_all
 from fuzz.watchdog import TooSlow, bounded
-
-
-class Found(AssertionError):
-    """A promise that does not hold. kind: what two findings of one cause have in common."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
 
 
 def check_seed(seed: int, tally: Counter[str]) -> None:

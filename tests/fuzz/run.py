@@ -13,12 +13,13 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch  # noqa: E402
 
-from fuzz import models  # noqa: E402
+from fuzz import files, models  # noqa: E402
+from fuzz.found import Found  # noqa: E402
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["models"])
+    parser.add_argument("what", choices=["models", "files"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=10**9)
     parser.add_argument("--minutes", type=float, default=1e9)
@@ -32,13 +33,14 @@ def main() -> None:
         if time.monotonic() - begin > 60 * args.minutes:
             break
         try:
-            models.check_seed(seed, tally)
-        except models.Found as found:
+            {"models": models, "files": files}[args.what].check_seed(seed, tally)
+        except Found as found:
             kinds[found.kind] += 1
             print(f"seed {seed}: {str(found)[:300]}", flush=True)
             if args.v:
                 traceback.print_exc()
-                print(models.draw_case(seed))
+                if args.what == "models":
+                    print(models.draw_case(seed))
             if sum(kinds.values()) >= args.stop_after:
                 break
     print(tally)

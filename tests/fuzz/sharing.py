@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +30,7 @@ def share_all(module: nn.Module, calls: list[dict[str, Any]]) -> list[str]:
             messages.append(str(error) or "no message")
         except Unwilling:
             messages.append("unwilling")
-        _assert_unchanged(before, snapshot(module, optimizers), messages[-1])
+        assert_unchanged(before, snapshot(module, optimizers), messages[-1])
     return messages
 
 
@@ -40,10 +41,12 @@ def _optimizers(given: Any) -> list[Optimizer]:
     return [one for one in given if isinstance(one, Optimizer)] if is_list else []
 
 
-def _assert_unchanged(before: list[Any], after: list[Any], message: str) -> None:
-    differences = [f"{a} became {b}" for a, b in zip(before, after, strict=False) if a != b]
+def assert_unchanged(before: list[Any], after: list[Any], message: str) -> None:
+    """Of two snapshots, around what ended with this message."""
     assert len(before) == len(after), f"refused ({message}), but parts came or went"
-    assert not differences, f"refused ({message}), but {differences[0][:400]}"
+    for old, new in zip(before, after, strict=True):
+        for a, b in zip(old, new, strict=True):
+            assert a == b, f"refused ({message}), but of {old[0]} {a!r:.200} became {b!r:.200}"
 
 
 def snapshot(module: nn.Module, optimizers: Iterable[Optimizer] = ()) -> list[Any]:
@@ -82,4 +85,5 @@ def _bits(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.is_meta:
         return tuple(tensor.shape), tensor.stride()
     values = tensor.detach().contiguous().view(torch.uint8) if tensor.dim() else tensor.detach()
-    return tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), values.numpy().tobytes()
+    digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()
+    return tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), digest
