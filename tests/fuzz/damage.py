@@ -20,8 +20,9 @@ _TWICE, _DEEP = "\x00twice", "\x00deep"
 NESTED = 10_000
 ODD = [
     *(float("nan"), float("inf"), 0.0, 1.5, -1, 0, 1, True, False, None, "", "x", [], {}),
-    *([None], [[]], {"": None}, 10**12, 2**63, -(10**12), 10**400, 1e300, _DEEP, "\ud800"),
+    *([None], [[]], {"": None}, 10**12, 2**63, -(10**12), 10**400, 1e300, "\ud800", _DEEP),
 ]
+SHALLOW = ODD[:-1]  # for readers that are not ours, and give up on what is nested so deep
 
 
 # ---------------------------------------------------------------------- bytes
@@ -55,15 +56,17 @@ def damaged_bytes(draw: random.Random, data: bytes) -> tuple[bytes, str]:
 # ---------------------------------------------------------------------- JSON
 
 
-def damaged_json(draw: random.Random, value: Any) -> tuple[Any, str]:
+def damaged_json(
+    draw: random.Random, value: Any, odd_values: Sequence[Any] = ODD
+) -> tuple[Any, str]:
     """A copy with one change, which `json_text` writes."""
     value = copy.deepcopy(value)
     places = list(_places(value))
     if not places:
-        return draw.choice(ODD), "all of it"
+        return draw.choice(odd_values), "all of it"
     holder, key, path = draw.choice(places)
     kind = draw.choice(["replace"] * 5 + ["delete", "rename", "twice", "swap", "more"])
-    odd = draw.choice(ODD)
+    odd = draw.choice(odd_values)
     if kind == "delete":
         del holder[key]
     elif kind == "rename" and isinstance(holder, dict):
@@ -206,6 +209,6 @@ def damaged_pickle(
     elif kind == "kind" and isinstance(inside, dict | list):
         holder[key] = list(inside.items()) if isinstance(inside, dict) else dict(enumerate(inside))
     else:
-        holder[key] = draw.choice([odd for odd in ODD if odd != _DEEP])
+        holder[key] = draw.choice(SHALLOW)
         kind = f"replace by {holder[key]!r:.20}:"
     return value, f"{kind} {path}"

@@ -1,51 +1,74 @@
-"""Runs random cases for as long as it is told, and says how to run each that fails again."""
+"""Runs random cases for as long as it is told: of shared models, and of damaged files.
+
+Ends with an error after `--findings` broken promises, each of them with the command that runs its
+case again.
+"""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-import torch  # noqa: E402
-
-from fuzz import files, models  # noqa: E402
-from fuzz.found import Found  # noqa: E402
+WHAT = ("models", "files")
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["models", "files"])
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("what", choices=[*WHAT, "both"])
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--cases", type=int, default=10**9)
-    parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--stop-after", type=int, default=20)
-    parser.add_argument("-v", action="store_true")
-    args = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--findings", type=int, default=10, help="to stop after")
+    return parser.parse_args()
+
+
+def both(args: argparse.Namespace) -> int:
+    """Each in a process of its own."""
+    options = ("seed", "cases", "minutes", "findings")
+    given = [text for name in options for text in (f"--{name}", str(getattr(args, name)))]
+    running = [subprocess.Popen([sys.executable, __file__, what, *given]) for what in WHAT]
+    return max(process.wait() for process in running)
+
+
+def run(args: argparse.Namespace) -> int:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    import torch
+
+    from fuzz import files, models
+    from fuzz.found import Found, command
+
+    check = {"models": models, "files": files}[args.what].check_seed
     torch.set_num_threads(1)
-    tally, kinds = Counter(), Counter()
-    begin = time.monotonic()
-    for seed in range(args.seed, args.seed + args.cases):
-        if time.monotonic() - begin > 60 * args.minutes:
+    tally: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    begin = said = time.monotonic()
+    seed = args.seed
+    while seed < args.seed + args.cases and found.total() < args.findings:
+        now = time.monotonic()
+        if now - begin > 60 * args.minutes:
             break
+        if now - said > 30:
+            said = now
+            print(f"{args.what}: {seed - args.seed:,} cases, {found.total()} findings", flush=True)
         try:
-            {"models": models, "files": files}[args.what].check_seed(seed, tally)
-        except Found as found:
-            kinds[found.kind] += 1
-            print(f"seed {seed}: {str(found)[:300]}", flush=True)
-            if args.v:
-                traceback.print_exc()
-                if args.what == "models":
-                    print(models.draw_case(seed))
-            if sum(kinds.values()) >= args.stop_after:
-                break
-    print(tally)
-    print(kinds, time.monotonic() - begin)
+            check(seed, tally)
+        except Found as error:
+            found[error.kind] += 1
+            print(f"\n{error}\n    {command(args.what, seed)}", flush=True)
+        seed += 1
+    minutes = (time.monotonic() - begin) / 60
+    print(f"\n{args.what}: {seed - args.seed:,} cases in {minutes:.1f} minutes")
+    for name, count in sorted(tally.items()):
+        print(f"{count:8,} {name}")
+    for kind, count in found.most_common():
+        print(f"{count:8,} FOUND {kind}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    chosen = arguments()
+    sys.exit(both(chosen) if chosen.what == "both" else run(chosen))
