@@ -28,7 +28,11 @@ def draw_case(seed: int) -> dict[str, Any]:
 
 
 def draw_model(draw: random.Random, seed: int) -> Spec:
-    width = draw.choice([2, 3, 4, 4, 6, 8, 8, 12]) if draw.random() > RARE / 2 else 1
+    width = draw.choice([2, 3, 4, 6, 8, 8, 12, 16]) if draw.random() > RARE / 2 else 1
+    features = draw.choice([1, 2, 3, width // 2 or 1, 20]) if draw.random() < 0.4 else width
+    tokens = draw.choice([7, 20, 33, 48, 64, 90])
+    if draw.random() < RARE:  # scales of blocks of the table
+        width, features, tokens = 64, 3, 200
     oddities = [kind for kind in ("tie output", "alias", "hooks") if draw.random() < 0.2]
     for kind in ("tie layers", "freeze all", "freeze vectors", "zeros", "ones"):
         oddities += [kind] if draw.random() < RARE else []
@@ -46,7 +50,8 @@ def draw_model(draw: random.Random, seed: int) -> Spec:
     return {
         "seed": seed,
         "root": draw.choices(["Model", "InOrder", "ByName", "Inside", "Two"], [6, 1, 1, 1, 1])[0],
-        "tokens": draw.choice([7, 20, 33, 48, 64, 90]),
+        "tokens": tokens,
+        "features": features,
         "width": width,
         "dtype": draw.choice(["float64", "float64", "float32"]),
         "training": draw.random() < 0.5,

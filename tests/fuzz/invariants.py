@@ -136,6 +136,9 @@ def materialized(subject: Subject) -> None:
         for n, m in module.named_modules()
     ]
     assert found_classes == classes, f"classes are {found_classes}, not {classes}"
+    for path, part in plain.named_modules():
+        found_names = sorted(vars(module.get_submodule(path)))
+        assert found_names == sorted(vars(part)), f"attributes of {path} are {found_names}"
     left = [key for m in module.modules() for key in m.__dict__ if "paramshare" in key]
     assert not left, f"left behind: {left}"
     plain.load_state_dict(module.state_dict())

@@ -138,13 +138,15 @@ def _fitting(draw: random.Random, spec: Spec, options: dict[str, Any]) -> dict[s
     if not virtual:
         dropped |= {"virtual_dim", "projection_bias", "embedding_dim", "blocks"}
         dropped |= {"table_gradient"} if options.get("table_gradient") == 0 else set()
-        if spec["width"] < 6:
+        if spec["features"] < 6:
+            dropped |= {"virtual"}
+        elif spec["features"] < 12:
             options["select"] = ("select", draw.choice(["one", "stage0", "half"]))
     if options.get("layout", "aligned") != "aligned":
         dropped |= {"blocks", "execution"}
     if not kinds & CALLED or not virtual and options.get("execution") == "factored":
         dropped |= {"execution"}
-    if options.get("embedding_dim", 0) >= spec["width"]:
+    if options.get("embedding_dim", 0) >= spec["features"]:
         dropped |= {"embedding_dim"}
     if ":" in str(options.get("depth")) and draw.random() < 0.5:
         dropped |= {"depth"}

@@ -199,7 +199,10 @@ def run_stage(stage: nn.Module, x: Tensor) -> Tensor:
 def fill(module: nn.Module, spec: Spec) -> None:
     """Gives `module` the parts of the specification."""
     tokens, width = spec["tokens"], spec["width"]
-    module.add_module("embedding", nn.Embedding(tokens, width, **spec["embedding"]))
+    features = spec["features"]
+    module.add_module("embedding", nn.Embedding(tokens, features, **spec["embedding"]))
+    if features != width:
+        module.add_module("lift", nn.Linear(features, width))
     for n, stage in enumerate(spec["stages"]):
         module.add_module(f"stage{n}", make_stage(stage))
     if spec["output"]:
@@ -209,6 +212,7 @@ def fill(module: nn.Module, spec: Spec) -> None:
 def run(module: nn.Module, tokens: Tensor) -> Tensor:
     parts = dict(module.named_children())
     x = parts["embedding"](tokens)
+    x = parts["lift"](x) if "lift" in parts else x
     for name, part in parts.items():
         if name.startswith("stage"):
             for _ in range(module.times):  # type: ignore[arg-type]
@@ -254,7 +258,7 @@ class Inside(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.left = Model(spec)
-        self.heads = nn.ModuleList(nn.Linear(spec["width"], 4) for _ in range(2))
+        self.heads = nn.ModuleList(nn.Linear(spec["features"], 4) for _ in range(2))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.left.embedding(tokens)
@@ -308,7 +312,7 @@ def _matrices(module: nn.Module) -> list[tuple[nn.Module, str]]:
 
 def _tie_output(module: nn.Module) -> None:
     inner = _inner(module)
-    if hasattr(inner, "output"):
+    if hasattr(inner, "output") and not hasattr(inner, "lift"):
         inner.output.weight = inner.embedding.weight
 
 

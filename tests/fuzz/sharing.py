@@ -25,6 +25,7 @@ def share_all(module: nn.Module, calls: list[dict[str, Any]]) -> list[str]:
         try:
             share_from_embedding(part, table, **options)
             messages.append("")
+            _assert_repaired(before, module, part, optimizers)
             continue
         except ShareError as error:
             messages.append(str(error) or "no message")
@@ -39,6 +40,20 @@ def _optimizers(given: Any) -> list[Optimizer]:
         return [given]
     is_list = isinstance(given, list | tuple)
     return [one for one in given if isinstance(one, Optimizer)] if is_list else []
+
+
+def _assert_repaired(
+    before: list[Any], module: nn.Module, part: nn.Module, optimizers: list[Optimizer]
+) -> None:
+    """Optimizers that trained what was shared train what there is instead, each of it once."""
+    trained = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
+    assert len(set(trained)) == len(trained), "an optimizer has a Parameter twice"
+    old = {described[0] for _, described, *_ in before if isinstance(described, tuple)}
+    now = {id(p) for p in module.parameters()}
+    assert not old & set(trained) - now, "an optimizer has a Parameter that is no more"
+    if {id(p) for p in part.parameters()} & old <= set(trained) and optimizers:
+        left = {name for name, p in part.named_parameters() if id(p) not in trained}
+        assert not left, f"no optimizer has {left}"
 
 
 def assert_unchanged(before: list[Any], after: list[Any], message: str) -> None:
