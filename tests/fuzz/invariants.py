@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,8 @@ from fuzz.parts import build
 from fuzz.sharing import share_all
 from paramshare import (
     ShareError,
+    Sharing,
+    SharingPlan,
     int8,
     load_model,
     materialize,
@@ -230,6 +233,41 @@ def files(subject: Subject) -> None:
                 assert {n: p.requires_grad for n, p in other.named_parameters()} == mine, what
 
 
+def states(subject: Subject) -> None:
+    """A state fits what is shared alike; other dtypes give nearly the same; reports can be read."""
+    module, tokens = subject.copied(), subject.tokens
+    expected = values_of(module, tokens)
+    other = subject.shared()
+    assert other is not None
+    other.load_state_dict(module.state_dict())
+    assert_equal(values_of(other, tokens), expected, "a loaded state")
+    for _, pool in named_pools(module):
+        plan = SharingPlan.from_dict(json.loads(json.dumps(pool.plan.to_dict())))
+        assert plan == pool.plan
+        sharing = Sharing(module, pool, 1)
+        shown = str(sharing)
+        assert all(group.name in shown for group in plan.groups), shown
+        stored = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+        assert sharing.stored_parameters == sum({id(t): t.numel() for t in stored}.values())
+    narrow = module.float()
+    derived = derive(subject.plain().double(), narrow, tokens)
+    derived.check(values_of(narrow, tokens), "in float32")
+    wide = narrow.double()
+    derived.check(values_of(wide, tokens), "in float64 again")
+
+
+def shared_again(subject: Subject) -> None:
+    """What was materialized is a plain model: the same calls share it, or are refused."""
+    module = subject.plain()
+    first = share_all(module, subject.case["calls"])
+    values_of(module, subject.tokens)
+    again = share_all(materialize(module), subject.case["calls"])
+    assert [bool(m) for m in again] == [bool(m) for m in first], f"{first} became {again}"
+    derive(subject.plain().double(), module, subject.tokens).check(
+        values_of(module, subject.tokens), "shared again"
+    )
+
+
 def quantized(subject: Subject) -> None:
     """Near the original, exactly what the rounded numbers say, and the same from a file."""
     module, tokens = subject.copied().eval(), subject.tokens
@@ -327,7 +365,7 @@ def executions(subject: Subject) -> None:
 CHECKS: dict[str, Callable[[Subject], None]] = {
     check.__name__: check
     for check in (
-        *(forward, gradients, materialized, copies, a_step, files),
-        *(quantized, prepared, executions),
+        *(forward, gradients, materialized, copies, a_step, files, states),
+        *(shared_again, quantized, prepared, executions),
     )
 }

@@ -55,7 +55,7 @@ def check_case(case: dict[str, Any], tally: Counter[str]) -> None:
             names = list(CHECKS) if _can_be_copied(subject) else ["forward", "gradients"]
             for where in names:
                 check = CHECKS[where]
-                if draw.random() < 0.35:
+                if draw.random() < 0.3:
                     with redirect_stdout(io.StringIO()):  # choices are printed
                         check(subject)
                     tally[f"checks: {where}"] += 1
