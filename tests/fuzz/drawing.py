@@ -29,7 +29,7 @@ def draw_case(seed: int) -> dict[str, Any]:
 
 def draw_model(draw: random.Random, seed: int) -> Spec:
     width = draw.choice([2, 3, 4, 6, 8, 8, 12, 16]) if draw.random() > RARE / 2 else 1
-    features = draw.choice([1, 2, 3, width // 2 or 1, 20]) if draw.random() < 0.4 else width
+    features = draw.choice([1, 2, 3, 20, 32]) if draw.random() < 0.4 else width
     tokens = draw.choice([7, 20, 33, 48, 64, 90])
     if draw.random() < RARE:  # scales of blocks of the table
         width, features, tokens = 64, 3, 200
@@ -60,12 +60,15 @@ def draw_model(draw: random.Random, seed: int) -> Spec:
         "output": draw.choice(["", "bias", "no bias"]),
         "common": [part for part in ("embedding", "stage0") if draw.random() < 0.3],
         "oddities": oddities,
-        "stages": [draw_stage(draw, width) for _ in range(draw.choice([1, 1, 2]))],
+        "stages": [
+            draw_stage(draw, width, DRAWN if width < 64 else ["linear", "block"])
+            for _ in range(draw.choice([1, 1, 2]))
+        ],
     }
 
 
-def draw_stage(draw: random.Random, width: int) -> Spec:
-    kind = draw.choice(DRAWN)
+def draw_stage(draw: random.Random, width: int, kinds: list[str]) -> Spec:
+    kind = draw.choice(kinds)
     args, options = _ARGUMENTS[kind](draw, width)
     homes = ["list"] * 4 + ["sequential", "steps", "dict", "single", "again", "nested", "wrapped"]
     home = draw.choice(homes)

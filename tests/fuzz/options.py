@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ class Same:
 
 # Of each option: what makes sense, and what does not. Tuples ("select", name) stand for callables.
 SENSE: dict[str, list[Any]] = {
-    "virtual": [True, True, False],
+    "virtual": [True, False],
     "select": [("select", name) for name in list(SELECTS)[:9]],
     "depth": [
         *("all", "none", "sandwich", "sequence:1", "sequence:2", "cycle:2", "cycle-rev:2"),
@@ -108,7 +108,7 @@ def draw_call(draw: random.Random, spec: Spec) -> dict[str, Any]:
     options = {
         name: draw.choice(SENSE[name])
         for name in SENSE
-        if draw.random() < (0.15 if name in ("optimizers", "embedding_dim") else 0.35)
+        if draw.random() < (0.2 if name in ("optimizers", "embedding_dim") else 0.35)
     }
     if draw.random() < 0.85:
         options = _fitting(draw, spec, options)
@@ -140,8 +140,8 @@ def _fitting(draw: random.Random, spec: Spec, options: dict[str, Any]) -> dict[s
         dropped |= {"table_gradient"} if options.get("table_gradient") == 0 else set()
         if spec["features"] < 6:
             dropped |= {"virtual"}
-        elif spec["features"] < 12:
-            options["select"] = ("select", draw.choice(["one", "stage0", "half"]))
+        elif spec["features"] < 20:
+            options["select"] = ("select", draw.choice(["one", "stage0", "half", "linear"]))
     if options.get("layout", "aligned") != "aligned":
         dropped |= {"blocks", "execution"}
     if not kinds & CALLED or not virtual and options.get("execution") == "factored":
@@ -191,13 +191,13 @@ def _groups(part: nn.Module) -> Any:
     return torch.optim.AdamW(groups, 1e-3)
 
 
-def _two(part: nn.Module) -> Iterable[Any]:
+def _two(part: nn.Module) -> list[Any]:
     parameters = list(part.parameters())
     half = max(len(parameters) // 2, 1)
     made = [torch.optim.SGD(parameters[:half], 0.1)]
     if parameters[half:]:
         made.append(torch.optim.SGD(parameters[half:], 0.1))
-    return iter(made)
+    return made
 
 
 def _used(part: nn.Module) -> Any:

@@ -326,12 +326,13 @@ def _tie_layers(module: nn.Module) -> None:
 
 def _tie_outside(module: nn.Module) -> None:
     matrices = _matrices(module)
-    if matrices:
+    if matrices and not isinstance(module, Two):  # whose parts may be shared by themselves
         owner, name = matrices[0]
         weight = owner._parameters[name]
         if weight.dim() == 2:
-            module.outside = nn.Linear(weight.shape[1], weight.shape[0])
-            module.outside.weight = weight
+            outside = nn.Linear(weight.shape[1], weight.shape[0])
+            outside.weight = weight
+            _inner(module).add_module("outside", outside)
 
 
 def _alias(module: nn.Module) -> None:

@@ -28,7 +28,13 @@ def _make_features(folder: Path) -> None:
         return [np.full((4, 3), id, np.float16) for id in ids]
 
     write_features(
-        folder / "split", [4, 7, 9], rows, width=3, grid=(2, 2), backbone={"name": "x"}, batch=2
+        folder / "split",
+        [4, 7, 9],
+        rows,
+        width=3,
+        grid=(2, 2),
+        backbone={"name": "x", "weights": "y"},
+        batch=2,
     )
 
 

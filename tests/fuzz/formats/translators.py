@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -58,9 +57,11 @@ def _damage_translator(draw: random.Random, folder: Path) -> tuple[str, bool]:
         state["model"], what = damaged_pickle(draw, state["model"], ["x"])
         torch.save(state, path)
         return what, any(f"make {how} " in what for how in HARMLESS)
-    else:  # the plan that goes along with a model's state, as the bytes of its JSON
-        name = draw.choice([name for name in state["model"] if "version" in name])
-        plan, what = damaged_json(draw, json.loads(bytes(state["model"][name].tolist())))
+    else:  # the plan that goes along with a model's state: the bytes of JSON are one
+        side = draw.choice(["encoder", "decoder"])
+        stored = (f"{side}.paramshare.{what}" for what in ("plan_version_1", "_extra_state"))
+        name = next(name for name in stored if name in state["model"])
+        plan, what = damaged_json(draw, state["task_state"]["sharing_plans"][side])
         state["model"][name] = torch.tensor(list(json_text(plan).encode()))
     torch.save(state, path)
     return f"plans: {what}", True
