@@ -31,8 +31,9 @@ def draw_model(draw: random.Random, seed: int) -> Spec:
     width = draw.choice([2, 3, 4, 6, 8, 8, 12, 16]) if draw.random() > RARE / 2 else 1
     features = draw.choice([1, 2, 3, 20, 32]) if draw.random() < 0.4 else width
     tokens = draw.choice([7, 20, 33, 48, 64, 90])
-    if draw.random() < RARE:  # scales of blocks of the table
-        width, features, tokens = 64, 3, 200
+    kinds = DRAWN
+    if draw.random() < RARE:  # where an 8-bit table has scales of several blocks
+        width, features, tokens, kinds = 64, 3, 200, ["linear", "scaled"]
     oddities = [kind for kind in ("tie output", "alias", "hooks") if draw.random() < 0.2]
     for kind in ("tie layers", "freeze all", "freeze vectors", "zeros", "ones"):
         oddities += [kind] if draw.random() < RARE else []
@@ -60,10 +61,7 @@ def draw_model(draw: random.Random, seed: int) -> Spec:
         "output": draw.choice(["", "bias", "no bias"]),
         "common": [part for part in ("embedding", "stage0") if draw.random() < 0.3],
         "oddities": oddities,
-        "stages": [
-            draw_stage(draw, width, DRAWN if width < 64 else ["linear", "block"])
-            for _ in range(draw.choice([1, 1, 2]))
-        ],
+        "stages": [draw_stage(draw, width, kinds) for _ in range(draw.choice([1, 1, 2]))],
     }
 
 
