@@ -4,7 +4,8 @@
 
 is all. The folder of a shared model then has its plans in config.json, its model.safetensors holds
 what is stored and no more, and the classes of transformers load it shared. A process that loads
-needs the import; one that saves has it, since sharing or unpickling a shared model makes it.
+needs the import; one that saves has it, since sharing or unpickling a shared model makes it. In a
+process without it, loading ends in an error: see `_stops`.
 
 transformers has one door for models whose modules are changed before their weights are loaded:
 quantization. Loading goes through it, and the model that comes out is not marked as quantized.
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 try:
@@ -27,11 +30,13 @@ try:
 except ImportError as error:
     raise ImportError(
         f"paramshare.models.pretrained needs transformers>=5 ({error}): pip install "
-        "'transformers>=5'"
+        "'paramshare[transformers]'"
     ) from error
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from paramshare import state
+from paramshare.derived import Source
 from paramshare.errors import ShareError
 from paramshare.lifted import LiftedTable
 from paramshare.marks import sources
@@ -41,8 +46,8 @@ from paramshare.quantized import quantized_paths
 from paramshare.rewrite import prepare_all
 from paramshare.sharing import named_pools, read_plans, stored_plans
 
-# The name of the method in config.json. Without this module transformers only warns that it does
-# not know the method, and goes on with weights of chance: so the name says what is missing.
+# The name of the method in config.json. Without this module transformers warns that it does not
+# know the method, before it stops at the weights: so the name says what is missing.
 METHOD = "paramshare (needs: import paramshare.models.pretrained)"
 
 # transformers leaves alone what has this mark: weights of embeddings and of heads, here, of which
@@ -106,11 +111,52 @@ def _remove_plans(config: PreTrainedConfig) -> None:
         del config.quantization_config
 
 
+def _stops(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What the file holds under the names of derived weights: tensors without elements.
+
+    Where this module is not imported, transformers would leave these weights random, and only warn.
+    Now their shapes are an error to it. They are all here, since there are classes for any part of
+    what was shared: a base model, a decoder. ShareBERT's classes need none: they are ours, and
+    unknown to transformers without the import.
+    """
+    pools = {pool for root, pool in named_pools(model) if not _shares_itself(model, root)}
+    return {
+        name: torch.empty(0, dtype=source.pool.dtype)
+        for name, source in _derived(model).items()
+        if source.pool in pools and source.group is not None
+    }
+
+
+def _derived(model: nn.Module) -> dict[str, Source]:
+    """Where the weights that are no Parameters are read from, by their names."""
+    return {
+        f"{path}.{name}" if path else name: source
+        for path, part in model.named_modules(remove_duplicate=False)
+        for name, source in sources(part).items()
+    }
+
+
 def _keeping_plans(save_pretrained: Any) -> Any:
     @functools.wraps(save_pretrained)
-    def save(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    def save(
+        self: PreTrainedModel,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if getattr(self, "_hf_peft_config_loaded", False):  # only its adapter is written
+            return save_pretrained(
+                self, save_directory, is_main_process, state_dict, *args, **kwargs
+            )
         with plans_in_config(self):
-            return save_pretrained(self, *args, **kwargs)
+            stops = _stops(self)
+            if stops:
+                state_dict = {**stops, **(self.state_dict() if state_dict is None else state_dict)}
+            return save_pretrained(
+                self, save_directory, is_main_process, state_dict, *args, **kwargs
+            )
 
     return save
 
@@ -151,12 +197,7 @@ def _without_lifted(expand: Any) -> Any:
 
 def _lifted(model: nn.Module) -> set[str]:
     """The names of the weights that read the factors of a table."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, part in model.named_modules(remove_duplicate=False)
-        for name, source in sources(part).items()
-        if source.group is None
-    }
+    return {name for name, source in _derived(model).items() if source.group is None}
 
 
 def _tying_the_rest(tie_weights: Any) -> Any:
@@ -213,6 +254,41 @@ PreTrainedModel.resize_token_embeddings = _refusing(  # type: ignore[method-assi
 
 # ---------------------------------------------------------------------- loading
 
+_LOADING: ContextVar[bool] = ContextVar("_LOADING", default=False)
+
+
+def _as_loading(from_pretrained: Any) -> Any:
+    @functools.wraps(from_pretrained)
+    def load(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
+        token = _LOADING.set(True)
+        try:
+            return from_pretrained(cls, *args, **kwargs)
+        finally:
+            _LOADING.reset(token)
+
+    return load
+
+
+def _to_be_filled(state_dict: Any) -> Any:
+    @functools.wraps(state_dict)
+    def filled(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        found = state_dict(self, *args, **kwargs)
+        if _LOADING.get():
+            for path, part in self.named_modules():
+                if isinstance(part, Pool):
+                    found.pop(f"{path}.{state.KEY}", None)
+        return found
+
+    return filled
+
+
+# While it loads, transformers fills all that a model's state has. The plan in it is nothing to
+# fill: it is compared, and under the paths of the class that was saved, which may be another one.
+PreTrainedModel.from_pretrained = classmethod(  # type: ignore[assignment, method-assign]
+    _as_loading(PreTrainedModel.from_pretrained.__func__)
+)
+PreTrainedModel.state_dict = _to_be_filled(PreTrainedModel.state_dict)  # type: ignore[method-assign]
+
 
 @register_quantization_config(METHOD)
 class SharingConfig(QuantizationConfigMixin):
@@ -222,9 +298,15 @@ class SharingConfig(QuantizationConfigMixin):
     # that marks a quantized one.
     dequantize = True
 
-    def __init__(self, sharings: Any = None, quant_method: str = METHOD) -> None:
+    def __init__(self, sharings: Any = None, quant_method: str = METHOD, **unknown: Any) -> None:
+        if unknown:
+            raise _damaged(f"{min(unknown)!r} is unknown")
         self.quant_method = quant_method  # type: ignore[assignment]
         self.sharings = sharings
+
+
+def _damaged(reason: object) -> ShareError:
+    return ShareError(f"config.json has a damaged sharing plan in it: {reason}")
 
 
 @register_quantizer(METHOD)
@@ -244,9 +326,12 @@ class SharingQuantizer(HfQuantizer):
         try:
             plans = read_plans(self.quantization_config.sharings)
         except ShareError as error:
-            raise ShareError(f"config.json has a damaged sharing plan in it: {error}") from None
+            raise _damaged(error) from None
+        if not plans:
+            raise _damaged("it shares nothing")
+        here = [_as_in(model, root, plan) for root, plan in plans]
         try:
-            rewrites = prepare_all(model, [_as_in(model, root, plan) for root, plan in plans])
+            rewrites = prepare_all(model, here)
         except ShareError as error:
             raise ShareError(
                 f"what is shared in the file is not what a {type(model).__name__} has: {error}; "
@@ -259,10 +344,17 @@ class SharingQuantizer(HfQuantizer):
         self._lifted = {a: ties.pop(a) for a in list(ties) if not {a, ties[a]} <= names}
         for part in _settled(model):
             part._is_hf_initialized = True  # type: ignore[assignment]
+        saved = {id(mine): plan for (_, mine), (_, plan) in zip(here, plans, strict=True)}
+        pools = {path: p for path, p in model.named_modules() if isinstance(p, Pool)}
+        keys = {f"{path}.{state.KEY}": saved[id(pool.plan)] for path, pool in pools.items()}
+        _check_files(model, keys, kwargs.get("checkpoint_files"))
+        self._unexpected = model._keys_to_ignore_on_load_unexpected
+        _expect(model, [*_derived(model), *keys])
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         model.all_tied_weights_keys.update(self._lifted)
+        model._keys_to_ignore_on_load_unexpected = self._unexpected
         for part in model.modules():
             if isinstance(part, PreTrainedModel):
                 _remove_plans(part.config)  # parts may have copies of the config
@@ -279,6 +371,38 @@ class SharingQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return True
+
+
+def _check_files(
+    model: PreTrainedModel, plans: dict[str, SharingPlan], files: Iterable[str] | None
+) -> None:
+    """Raises ShareError where the files' weights were saved under other plans than config.json's.
+
+    plans: by the name that they have in the model's state. Files from before have none.
+    """
+    prefix = f"{model.base_model_prefix}."
+    by_name = {name.removeprefix(prefix): plan for name, plan in plans.items()}
+    for file in files or ():
+        if not str(file).endswith(".safetensors"):
+            continue
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                plan = by_name.get(name.removeprefix(prefix))
+                if plan is not None:
+                    try:
+                        state.check(plan, opened.get_tensor(name))
+                    except ShareError as error:
+                        raise _damaged(error) from None
+
+
+def _expect(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Keeps transformers from telling that the file has these names, which are not for the model;
+    with and without the name of the base model before them."""
+    prefix = f"{model.base_model_prefix}."
+    known = model._keys_to_ignore_on_load_unexpected
+    patterns = [rf"(^|\.){re.escape(name.removeprefix(prefix))}$" for name in names]
+    kind: Any = list if known is None else type(known)
+    model._keys_to_ignore_on_load_unexpected = kind((*(known or ()), *patterns))
 
 
 def check_devices(devices: Iterable[Any]) -> None:

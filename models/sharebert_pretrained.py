@@ -39,6 +39,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
+from paramshare import state
 from paramshare.errors import ShareError
 from paramshare.marks import sources
 from paramshare.models import sharebert
@@ -68,6 +69,7 @@ class ShareBertPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
     _no_split_modules = ["ShareBert"]
+    _keys_to_ignore_on_load_unexpected = [rf"paramshare\.{state.KEY}$"]
     pooled = False  # whether the class has a use for the pooler
 
     def __init__(self, config: ShareBertConfig) -> None:
