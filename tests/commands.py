@@ -2,17 +2,93 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import multiprocessing
+import os
+import runpy
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FORKS = multiprocessing.get_context("forkserver")
+# Imported once, by the process that all others are forked from: most of a command's time.
+FORKS.set_forkserver_preload(
+    [
+        *("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "paramshare"),
+        *("fairseq.trainer", "fairseq.sequence_generator", "transformers.trainer"),
+    ]
+)
 
 
 def python(*arguments: object, **options) -> subprocess.CompletedProcess:
     """This interpreter with the arguments; stdout and stderr are captured as text."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, **options
-    )
+    command = list(map(str, arguments))
+    threads = options.get("env", os.environ).get("OMP_NUM_THREADS")  # read by what is preloaded
+    if _is_slow_to_start(command) and threads == os.environ.get("OMP_NUM_THREADS"):
+        return _forked(command, **options)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, **options)
+
+
+def _is_slow_to_start(command: list[str]) -> bool:
+    if command[0] == "-m":
+        return command[1].startswith("fairseq_cli.")
+    return Path(command[0]).is_relative_to(ROOT / "recipes")
+
+
+def _forked(
+    command: list[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> subprocess.CompletedProcess:
+    """The command in a process that is forked where torch, fairseq and transformers have been
+    imported. Otherwise as by a fresh interpreter: nothing of pytest or of other commands."""
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [f"{folder}/stdout", f"{folder}/stderr"]
+        arguments = command, str(cwd or Path.cwd()), dict(env), streams, _search_path()
+        process = FORKS.Process(target=_as_main, args=arguments)
+        process.start()
+        process.join()
+        said = (Path(stream).read_text("utf-8") for stream in streams)
+        return subprocess.CompletedProcess(command, process.exitcode, *said)
+
+
+@cache
+def _search_path() -> list[str]:
+    """Where a fresh interpreter looks for modules: not where pytest does."""
+    code = "import json, sys; print(json.dumps(sys.path[1:]))"
+    return json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
+
+
+def _as_main(
+    command: list[str], cwd: str, env: dict[str, str], streams: list[str], path: list[str]
+) -> None:
+    for number, stream in enumerate(streams, 1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    for name in [name for name, module in sys.modules.items() if _lies_in_tests(module)]:
+        del sys.modules[name]
+    try:
+        if command[0] == "-m":
+            sys.argv, sys.path = command[1:], [cwd, *path]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path = command, [str(Path(command[0]).parent), *path]
+            runpy.run_path(command[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which processes of multiprocessing leave out
+
+
+def _lies_in_tests(module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(ROOT / "tests")
 
 
 def fairseq(name: str, *arguments: object, **options) -> subprocess.CompletedProcess:

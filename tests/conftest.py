@@ -1,4 +1,4 @@
-"""Options of the test run, and a made-up language pair: every word has one translation."""
+"""The run's options and seeds, and a made-up language pair: every word has one translation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
+import seeds
+import torch
 from commands import fairseq
+from hypothesis import HealthCheck, settings
 
 WORDS = 40
 
@@ -17,6 +20,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the tables that tests make into the documentation",
     )
+    parser.addoption("--seed", type=int, default=0, help="moves the seeds of all tests")
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
+def pytest_configure(config: pytest.Config) -> None:
+    seeds.choose(config.getoption("seed"))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.getoption("seed"))
+    # A busy machine is no reason to fail.
+    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures, of any scope
+def pytest_runtest_setup() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import reference
+import seeds
 import torch
+from close import absolute, assert_passes_close, assert_sums_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,26 +23,28 @@ SIZE = st.integers(1, 7)
 def test_equals_the_product_with_the_weight(
     blocks, cols, features, columns, has_projection, dims
 ) -> None:
-    generator = torch.Generator().manual_seed(blocks * 7 + cols)
+    generator = seeds.generator(blocks * 7 + cols)
 
     def draw(*size):
         return torch.randn(*size, generator=generator, dtype=torch.float64).requires_grad_()
 
     table, x = draw(blocks, cols, features), draw(*[2, 3, 4][:dims], cols)
     projection = draw(features, columns) if has_projection else None
-    tiles = table if projection is None else table @ projection
-    weight = tiles.mT.reshape(-1, cols)
-    expected = (
-        x.reshape(-1, cols) @ weight.t(),
-        [t for t in (x, table, projection) if t is not None],
-    )
-    found = apply_tiles(x, table, projection)
-    torch.testing.assert_close(found, expected[0], rtol=1e-12, atol=1e-12)
-    gradients = [
-        torch.autograd.grad(output.square().sum(), expected[1]) for output in (expected[0], found)
-    ]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-11, atol=1e-11)
+
+    def product(x, table, projection):
+        tiles = table if projection is None else table @ projection
+        return x.reshape(-1, cols) @ tiles.mT.reshape(-1, cols).t()
+
+    inputs = x, table, projection
+    expected, found = product(*inputs), apply_tiles(*inputs)
+    size, sizes = absolute(product, inputs)
+    assert_sums_close(found, expected, size, cols + features)
+    # Forward over columns and features; back over all that a number has a part in.
+    terms = 2 * (cols + features) + len(found) + blocks * (cols + columns)
+    given_ = [t for t in inputs if t is not None]
+    gradients = (torch.autograd.grad(y.square().sum(), given_) for y in (found, expected))
+    for sums in zip(*gradients, sizes, strict=True):
+        assert_sums_close(*sums, terms)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +70,9 @@ def test_equals_the_plain_module(options: dict) -> None:
     tokens, padding = batch()
     expected, gradients = reference.run(plain, module, sharing.pool, tokens, padding)
     output = module(tokens, padding)
-    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    assert_passes_close(output, expected)
     output.square().sum().backward()
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-11, atol=1e-11)
+    assert_passes_close({name: p.grad for name, p in module.named_parameters()}, gradients)
 
 
 def test_never_builds_the_weight() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import seeds
 import torch
+from close import absolute, assert_sums_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ SIZE = st.integers(1, 9)
 def test_equals_the_linear_layer_of_the_weight(
     blocks, cols, features, columns, has_projection_bias, has_bias, dims
 ) -> None:
-    generator = torch.Generator().manual_seed(blocks * 7 + cols)
+    generator = seeds.generator(blocks * 7 + cols)
 
     def draw(*size):
         return torch.randn(*size, generator=generator, dtype=torch.float64).requires_grad_()
@@ -29,22 +31,30 @@ def test_equals_the_linear_layer_of_the_weight(
     projection_bias = draw(columns) if has_projection_bias else None
     bias = draw(rows) if has_bias else None
     x = draw(*[2, 3, 4][:dims], cols)
-    given_ = [t for t in (x, table, projection, projection_bias, bias) if t is not None]
 
-    weight = torch.einsum("qif,fg->qgi", table, projection)
-    if projection_bias is not None:
-        weight = weight + projection_bias[:, None]
-    expected = torch.nn.functional.linear(x, weight.reshape(-1, cols)[:rows], bias)
-    found = factored_linear(x, table, projection, projection_bias, rows, bias)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    def linear(x, table, projection, projection_bias, bias):
+        weight = torch.einsum("qif,fg->qgi", table, projection)
+        if projection_bias is not None:
+            weight = weight + projection_bias[:, None]
+        return torch.nn.functional.linear(x, weight.reshape(-1, cols)[:rows], bias)
+
+    inputs = x, table, projection, projection_bias, bias
+    expected = linear(*inputs)
+    size, sizes = absolute(linear, inputs)
+    terms = cols + features + 2  # and the biases
+    found = factored_linear(*inputs[:4], rows, bias)
+    assert_sums_close(found, expected, size, terms)
     with torch.no_grad():
-        without = factored_linear(x, table, projection, projection_bias, rows, bias)
-    torch.testing.assert_close(without, expected, rtol=1e-11, atol=1e-12)
+        without = factored_linear(*inputs[:4], rows, bias)
+    assert_sums_close(without, expected, size, terms)
     assert found.is_contiguous()
     assert without.is_contiguous()
-    gradients = [torch.autograd.grad(output.square().sum(), given_) for output in (expected, found)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11)
+    given_ = [t for t in inputs if t is not None]
+    gradients = (torch.autograd.grad(y.square().sum(), given_) for y in (found, expected))
+    # And back over all that a number has a part in.
+    terms += terms + x.numel() // cols + blocks * (cols + columns)
+    for sums in zip(*gradients, sizes, strict=True):
+        assert_sums_close(*sums, terms)
 
 
 def test_never_builds_the_weight() -> None:

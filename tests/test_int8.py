@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import seeds
 import torch
+from close import assert_sums_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -15,7 +17,7 @@ PRODUCTS = st.sampled_from([False, True] if int8._ON_CPU else [False])
 
 
 def draw(*size: int, seed: int = 0, scale: float = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeds.generator(seed)
     return torch.randn(*size, generator=generator, dtype=torch.float64) * scale
 
 
@@ -37,6 +39,12 @@ def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, s
     step = largest.amax(-1, keepdim=True) / 127 / 2
     steps = step.expand_as(x) if spread is None else step / spread
     assert ((found - x @ weight).abs() <= steps @ weight.abs() * 1.0001 + 1e-6).all()
+
+
+def assert_exact(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias=0) -> None:
+    """`x @ weight + bias`, but for the rounding of the sums: also of the scale and of the bias."""
+    sizes = x.abs() @ weight.abs() + abs(bias)
+    assert_sums_close(found, x @ weight + bias, sizes, len(weight) + 2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,14 +83,13 @@ def test_products_and_lookups(rows, cols, tokens, block, dims, products) -> None
         matrix = Int8Matrix(*quantise(draw(rows, cols), block), block)
         dense = rows_of(matrix)
         assert torch.equal(matrix.dense(), dense)
-        exact = {"rtol": 1e-12, "atol": 1e-12}
         lead = [tokens, 2][:dims]
 
         x, bias = draw(*lead, cols, seed=1), draw(rows, seed=2)
         found = F.linear(x, matrix, bias)
         assert found.shape == (*lead, rows)
         if not products:
-            torch.testing.assert_close(found, F.linear(x, dense, bias), **exact)
+            assert_exact(found, x, dense.t(), bias)
         elif block is None:
             assert_product(found - bias, x, dense.t())
         else:
@@ -97,11 +104,11 @@ def test_products_and_lookups(rows, cols, tokens, block, dims, products) -> None
             if products:
                 assert_product(found, x, dense, matrix.scale.t() if block is None else None)
             else:
-                torch.testing.assert_close(found, x @ dense, **exact)
+                assert_exact(found, x, dense)
 
         ids = torch.randint(0, rows, (*lead, 3))
-        torch.testing.assert_close(F.embedding(ids, matrix), dense[ids], **exact)
-        torch.testing.assert_close(matrix[ids], dense[ids], **exact)
+        assert torch.equal(F.embedding(ids, matrix), dense[ids])
+        assert torch.equal(matrix[ids], dense[ids])
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,7 +131,7 @@ def test_the_products_of_blocks(count, cols, features, tokens, scales, products)
         if products and block is not None:
             assert_product(found[:, index], x, dense[index])
         else:
-            torch.testing.assert_close(found[:, index], x @ dense[index], rtol=1e-12, atol=1e-12)
+            assert_exact(found[:, index], x, dense[index])
 
 
 @pytest.mark.skipif(not int8._ON_CPU, reason="this CPU has no instructions for it")

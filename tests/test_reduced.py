@@ -6,7 +6,9 @@ import gc
 from contextlib import nullcontext
 
 import pytest
+import seeds
 import torch
+from close import assert_passes_close
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -75,11 +77,6 @@ def twin(model: Model) -> Model:
     return plain
 
 
-def close(found, expected) -> None:
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", [False, True])
 def test_once(shared, mode: str, part: bool) -> None:
@@ -93,9 +90,9 @@ def test_once(shared, mode: str, part: bool) -> None:
     with MODES[mode]():
         if part:
             x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
-            close(model.attention(x), plain.attention(x))
+            assert_passes_close(model.attention(x), plain.attention(x))
         else:
-            close(model(tokens), plain(tokens))
+            assert_passes_close(model(tokens), plain(tokens))
     # value has other blocks than the others: those of the larger weight hold its own.
     assert len({group.blocks for group in pool.plan.groups}) == 2
     assert len(calls) == (1 if once else 3)
@@ -115,7 +112,7 @@ def test_an_input_that_is_written_to(shared, mode: str) -> None:
         each.attention.between = lambda x: x.mul_(torch.arange(WIDTH) % 2)
     tokens = torch.randint(TOKENS, (2, 5))
     with MODES[mode]():
-        close(model(tokens), plain(tokens))
+        assert_passes_close(model(tokens), plain(tokens))
     assert len(calls) == 2
 
 
@@ -132,7 +129,7 @@ def test_gradients(shared) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reduced, "_can_be_kept", lambda input: False)
         apart = gradients()
-    close(together, apart)
+    assert_passes_close(together, apart)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -149,7 +146,7 @@ def test_checkpointing(shared, reentrant: bool) -> None:
         model.zero_grad()
         sum(part.square().sum() for part in model(tokens)).backward()
         found.append([p.grad.clone() for p in model.parameters()])
-    close(*found)
+    assert_passes_close(*found)
 
 
 def test_another_table(shared) -> None:
@@ -160,7 +157,7 @@ def test_another_table(shared) -> None:
     with torch.no_grad():
         before = model.attention(x)
         model.embedding.weight.mul_(2)
-        close([part.abs() for part in twin(model).attention(x)], map(abs, model.attention(x)))
+        assert_passes_close(twin(model).attention(x), model.attention(x))
         assert not torch.equal(before[1], model.attention(x)[1])
 
 
@@ -194,12 +191,10 @@ def test_threads(shared) -> None:
     model.eval()
 
     def run(seed: int) -> None:
-        x = torch.randn(
-            2, 5, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-        )
+        x = torch.randn(2, 5, WIDTH, dtype=torch.float64, generator=seeds.generator(seed))
         with torch.no_grad():
             for _ in range(20):
-                close(model.attention(x), plain.attention(x))
+                assert_passes_close(model.attention(x), plain.attention(x))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run, range(16)))
@@ -223,7 +218,7 @@ def test_compiled_code_reduces_once(shared) -> None:
 
     with torch.no_grad():
         found = torch.compile(model, backend=backend, fullgraph=True)(tokens)
-        close(found, plain(tokens))
+        assert_passes_close(found, plain(tokens))
     (graph,) = graphs
     products = [n for n in graph.nodes if n.target is torch.ops.aten.bmm.default]
     # query and key; value takes fewer blocks.

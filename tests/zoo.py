@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import seeds
 import torch
 from torch import Tensor, nn
 from warned import filtered
@@ -287,6 +288,6 @@ def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Mo
 
 def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Tokens `(3, 7)` and their padding mask (True where padded), one row without padding."""
-    tokens = torch.randint(1, TOKENS, (3, 7), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(1, TOKENS, (3, 7), generator=seeds.generator(seed))
     padding = torch.arange(7) >= torch.tensor([7, 5, 6])[:, None]
     return tokens, padding

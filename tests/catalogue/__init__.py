@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import seeds
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ class Case:
 
 def batch(tokens: int, length: int = 7, rows: int = 3, first: int = 4) -> Tensor:
     """The fixed batch `(rows, length)` of tokens from `first` on."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeds.generator(0)
     return torch.randint(first, tokens, (rows, length), generator=generator)
 
 

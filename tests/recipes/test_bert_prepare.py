@@ -8,7 +8,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 import tarfile
 import unicodedata
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import python
 from loading import RECIPES, load
 
 RECIPE = "bert_mlm"
@@ -35,13 +35,7 @@ needs_all = pytest.mark.skipif(
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command, where pip has no index to download from."""
-    return subprocess.run(
-        [sys.executable, str(PREPARE), *map(str, arguments)],
-        env={**os.environ, "PIP_NO_INDEX": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return python(PREPARE, *arguments, env={**os.environ, "PIP_NO_INDEX": "1", **environment})
 
 
 def write(path: Path, text: str) -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coco_made_up import Coco, draw, make_coco
+from commands import python
 from loading import RECIPES, load, within
 
 pytest.importorskip("fairseq")
@@ -45,13 +46,7 @@ def command(script: str, *arguments: object) -> list[str]:
 
 
 def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(script, *arguments),
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return python(RECIPES / RECIPE / script, *arguments, env={**os.environ, **environment})
 
 
 def prepared(*arguments: object) -> None:

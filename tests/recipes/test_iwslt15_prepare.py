@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from commands import python
 from loading import RECIPES, load
 
 RECIPE = "iwslt15_envi"
@@ -33,13 +34,7 @@ needs_all = pytest.mark.skipif(
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(PREPARE), *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return python(PREPARE, *arguments, env={**os.environ, **environment})
 
 
 # Readers

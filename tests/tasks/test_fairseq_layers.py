@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import reference
+import seeds
 import torch
 from catalogue import Case, fairseq_models
+from close import assert_passes_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -24,7 +26,6 @@ from paramshare import Sharing, materialize, prepare_for_inference, share_from_e
 from paramshare.derived import original_class, sources
 from paramshare.pool import Pool
 
-EXACT = {"rtol": 1e-9, "atol": 1e-11}
 SINGLE = {"rtol": 1e-4, "atol": 1e-6}  # fairseq's own attention takes the softmax in float32
 
 
@@ -40,11 +41,9 @@ def check_training(build: Callable[[], nn.Module], sharing: Sharing, *args: Tens
     output = model(*args)
     output.square().sum().backward()
     expected, gradients = reference.run(build(), model, sharing.pool, *args)
-    torch.testing.assert_close(output, expected, **EXACT)
+    assert_passes_close(output, expected)
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert found.keys() == gradients.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-9, msg=name)
+    assert_passes_close(found, gradients)
     return output
 
 
@@ -138,9 +137,9 @@ def test_decoding_by_convolutions(
         with torch.no_grad():
             decoded.append(model.step_by_step(batch))
             expected = loaded(build(), model).step_by_step(batch)
-        torch.testing.assert_close(decoded[-1], expected, **EXACT)
+        assert_passes_close(decoded[-1], expected)
         optimizer.step()
-    torch.testing.assert_close(decoded[0], output, **EXACT)
+    assert_passes_close(decoded[0], output)
     assert not torch.allclose(*decoded)
 
 
@@ -184,7 +183,7 @@ class Attention(nn.Module):
 
 
 def sequences() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeds.generator(0)
     return tuple(
         torch.randn(*size, generator=generator, dtype=torch.float64)
         for size in ((5, 2, 8), (4, 2, 6))
@@ -198,11 +197,11 @@ def test_attention_in_training_and_step_by_step() -> None:
     assert sum(len(group.slots) for group in sharing.plan.groups) == 16
     output = check_training(Attention, sharing, *sequences())
     plain = loaded(Attention(), model)
-    torch.testing.assert_close(plain(*sequences()), output, **EXACT)
+    assert_passes_close(plain(*sequences()), output)
     torch.testing.assert_close(model.step_by_step(*sequences()), output, **SINGLE)
     with torch.no_grad():
         steps = [m.eval().step_by_step(*sequences()) for m in (model, plain)]
-    torch.testing.assert_close(*steps, **EXACT)
+    assert_passes_close(*steps)
     torch.testing.assert_close(steps[0], output, **SINGLE)
 
 
@@ -296,7 +295,7 @@ def test_a_decoder_that_is_called_directly(name: str) -> None:
                 for n in range(1, tokens.shape[1] + 1)
             ]
         outputs.append(torch.cat(steps, dim=1))
-    torch.testing.assert_close(*outputs, **EXACT)
+    assert_passes_close(*outputs)
     torch.testing.assert_close(outputs[0], case.run(model), **SINGLE)
 
 
