@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, is_lazy
+from torch.utils._pytree import tree_leaves
 
 from paramshare.checks import is_sharded
 from paramshare.errors import ShareError
@@ -229,9 +230,10 @@ def _to_quantize(module: nn.Module, quantized: list[str], path: Path) -> list[st
 
 def _tried(module: nn.Module, stored: _Stored, quantized: list[str], path: Path) -> nn.Module:
     """A copy of the module as it will be, of which nothing is allocated."""
-    # Weight norm sets a plain attribute, which by itself could not even be copied.
-    plain = (value for part in module.modules() for value in vars(part).values())
-    attributes = (value for value in plain if isinstance(value, Tensor))
+    # Weight norm sets a plain attribute, and recurrent modules keep a list of what they read: these
+    # could not even be copied by themselves.
+    plain = (tree_leaves(value) for part in module.modules() for value in vars(part).values())
+    attributes = (value for value in chain.from_iterable(plain) if isinstance(value, Tensor))
     tensors = chain(module.parameters(), module.buffers(), attributes)
     memo: dict[int, Tensor] = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
     for parameter in module.parameters():

@@ -59,6 +59,12 @@ def readers(table: nn.Parameter) -> list[Pool]:
     return [pool for pool in list(_ALIVE) if table_of(pool.embedding) is table]
 
 
+def is_read(parameter: nn.Parameter) -> bool:
+    """Whether a pool reads it: its table, or the lift of one that was narrowed."""
+    lifts = (pool.lift for pool in list(_ALIVE) if pool.lift is not None)
+    return bool(readers(parameter)) or any(table_of(lift) is parameter for lift in lifts)
+
+
 class Pool(nn.Module):
     """Owns the projection (VEPS) or the constants (EPS), refers to the embedding module.
 

@@ -86,6 +86,7 @@ def prepare(
             before = _before(owner, name)
             source = derived.Source(pool, None, tuple(table.shape), False, False, before)
             new.setdefault(owner, {})[name] = source
+    random = torch.random.get_rng_state()
     try:
         for owner in dict.fromkeys((*new, module)):
             derived.check_derive(owner, new.get(owner, {}), pool if owner is module else None)
@@ -94,6 +95,7 @@ def prepare(
             _check_drawn(pool, slots)
     except BaseException:
         pool.retire()
+        torch.random.set_rng_state(random)
         raise
     pool.requires_grad_(any(slot.parameter.requires_grad for _, slot in slots))
     # In a container that is shared itself, a pool would be one of the layers.

@@ -23,7 +23,7 @@ from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
 from paramshare.optimizers import check_optimizers, optimizers_of, repair_optimizers
 from paramshare.plan import SharingPlan, make_plan
-from paramshare.pool import Pool, columns_taken, readers, table_of
+from paramshare.pool import Pool, columns_taken, is_read, readers, table_of
 from paramshare.report import Sharing, count_parameters
 from paramshare.rewrite import apply_plan, join
 from paramshare.slots import Select, find_slots
@@ -99,6 +99,12 @@ def share_from_embedding(
     check_finite(table, table_path)
     check_embedding_dim(embedding_dim, table)
     slots = find_slots(module, embedding, select)
+    for slot in slots:
+        if is_read(slot.parameter):
+            raise ShareError(
+                f"{slot.path} is what weights that were shared before are read from; choose other "
+                "weights with select=, or call paramshare.materialize first"
+            )
     removed = check_slots(module, slots, table)
     if embedding_dim is not None:
         removed.append(table)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import Narrow, batch
 
+from paramshare import share_from_embedding
 from paramshare.gradients import scale_gradient, virtual_columns
 
 
@@ -105,3 +108,36 @@ def test_a_gradient_of_another_dtype(share: float) -> None:
             continue
         assert gradient.dtype == torch.float32
         torch.testing.assert_close(gradient, expected, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.parametrize("execution", ["materialized", "factored", "blockwise"])
+@pytest.mark.parametrize("options", [{}, {"projection_bias": True}, {"virtual": False}], ids=str)
+def test_forward_mode_is_the_transpose_of_backward(execution: str, options: dict) -> None:
+    """By torch.func and by dual numbers, the share of the gradient included."""
+    if not options.get("virtual", True) and execution == "factored":
+        execution = "auto"  # EPS has nothing to factor
+    torch.manual_seed(0)
+    module = Narrow(features=48).double()
+    share_from_embedding(
+        module, module.embedding, execution=execution, table_gradient=0.3, **options
+    )
+    parameters = dict(module.named_parameters())
+    tangents = {name: torch.randn_like(p) for name, p in parameters.items()}
+    inputs = batch()
+
+    def run(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(module, values, inputs)
+
+    output, tangent = torch.func.jvp(run, (parameters,), (tangents,))
+    direction = torch.randn_like(output)
+    found = torch.autograd.grad(run(parameters), [*parameters.values()], direction)
+    terms = [g * t for g, t in zip(found, tangents.values(), strict=True)]
+    expected = sum(term.sum() for term in terms)
+    size = sum(term.abs().sum() for term in terms)
+    assert abs((tangent * direction).sum() - expected) < 1e-13 * size
+    with forward_ad.dual_level():
+        dual = {
+            name: forward_ad.make_dual(p.detach(), tangents[name]) for name, p in parameters.items()
+        }
+        again = forward_ad.unpack_dual(run(dual)).tangent
+    assert (again - tangent).abs().max() < 1e-12 * tangent.abs().max()

@@ -125,6 +125,7 @@ def test_a_budget_that_nothing_fits(capsys) -> None:
     [
         ({"tokens": 0}, "tokens=0 is out of range"),
         ({"memory_budget": "40 MB"}, "memory_budget='40 MB' is no number of bytes"),
+        ({"memory_budget": float("nan")}, "memory_budget=nan is no number of bytes"),
     ],
 )
 def test_options_that_make_no_sense(options: dict, message: str) -> None:

@@ -116,3 +116,12 @@ def test_a_call_that_fails() -> None:
         flops(module, {"nothing": 1})
     assert module.training
     assert not module.blocks[0].training
+
+
+@pytest.mark.parametrize("tokens", [0, -1, True, 10**12, 10**400])
+def test_numbers_of_tokens_that_make_no_sense(tokens: int) -> None:
+    module = build("Encoder")
+    paramshare.share_from_embedding(module, module.embedding)
+    for ask in (flops, lambda m, t: paramshare.prepare_for_inference(m, tokens=t)):
+        with pytest.raises(ShareError, match="is out of range: a call has 1 to 16,777,216"):
+            ask(module, tokens)

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import torch
 from zoo import batch, build
 
 from paramshare import ShareError, flops, share_from_embedding
@@ -128,3 +129,18 @@ def test_plot_without_matplotlib(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ShareError, match=r"pip install 'paramshare\[plot\]'"):
         sharing.plot(tmp_path / "columns.png")
+
+
+def test_it_names_what_is_not_finite() -> None:
+    """One such row of the table makes every output NaN, and nothing else says why."""
+    module = build("Encoder")
+    sharing = share_from_embedding(module, module.embedding)
+    assert "not finite" not in str(sharing)
+    with torch.no_grad():
+        module.embedding.weight[[5, 9], 3] = float("nan")
+    assert not module(batch()[0]).isfinite().any()
+    assert "not finite: rows 5, 9 of embedding, and all that reads there" in str(sharing)
+    with torch.no_grad():
+        module.embedding.weight[[5, 9]] = 0.1
+        module.paramshare.projection[0, 0] = float("inf")
+    assert "not finite: the projection, and all weights that read it" in str(sharing)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -408,6 +409,20 @@ def test_keys_that_only_look_alike_are_groups_of_their_own() -> None:
     assert [len(group.slots) for group in sharing.plan.groups] == [1, 2]
 
 
+@pytest.mark.parametrize("read", ["embedding.lift.weight", "output.weight"])
+def test_a_later_call_leaves_what_an_earlier_one_reads(read: str) -> None:
+    """The lift of a narrowed table, and a table."""
+    module = build("Seq2Seq")
+    if read == "output.weight":
+        share_from_embedding(module, module.output)
+    else:
+        share_from_embedding(module, module.embedding, embedding_dim=6)
+    before = snapshot(module)
+    with pytest.raises(ShareError, match=f"{read} is what weights .* are read from"):
+        share_from_embedding(module, module.embedding, select=lambda path, owner: path == read)
+    assert snapshot(module) == before
+
+
 def test_two_calls_on_one_module() -> None:
     module = build("Narrow")
     tokens, padding = batch()
@@ -451,7 +466,61 @@ def _lazy(module):
     module.blocks[2].down = nn.LazyLinear(16)
 
 
+def _fill(path: str, row: int | slice, value: float) -> Callable[[nn.Module], object]:
+    def fill(module: nn.Module) -> None:
+        with torch.no_grad():
+            module.get_parameter(path)[row] = value
+
+    return fill
+
+
+class Stateful:
+    state: dict = {}
+
+
 BAD = {
+    "NaN in a row of the table": (
+        {},
+        _fill("embedding.weight", 17, float("nan")),
+        "embedding has values that are not finite in row 17: ",
+    ),
+    "infinities in many rows": (
+        {},
+        _fill("embedding.weight", slice(3, 12), float("inf")),
+        "not finite in rows 3, 4, 5, 6, 7 and 4 more: ",
+    ),
+    "NaN in a weight": (
+        {},
+        _fill("blocks.1.up.weight", 2, float("nan")),
+        "blocks.1.up.weight has values that are not finite in row 2: ",
+    ),
+    "a table of zeros": (
+        {},
+        _fill("embedding.weight", slice(None), 0.0),
+        "blocks.0.query.weight would be zero, .* rows 0, 1, 2, 3, 4 and 55 more of embedding",
+    ),
+    "zeros where a weight reads": (
+        {"blocks": 1},
+        _fill("embedding.weight", slice(0, 16), 0.0),
+        "blocks.0.query.weight would be zero, .* rows 0, 1, 2, 3, 4 and 11 more of embedding",
+    ),
+    "zeros, and no spread to give": (
+        {"init": "paper", "blocks": 1},
+        _fill("embedding.weight", slice(0, 16), 0.0),
+        "would be zero",
+    ),
+    "true as a number": ({"blocks": True}, None, "blocks=True is a bool"),
+    "true as a share": ({"table_gradient": True}, None, "table_gradient=True is a bool"),
+    "too many columns": ({"virtual_dim": 10**12}, None, f"virtual_dim={10**12} is out of range"),
+    "far too many": ({"virtual_dim": 10**400}, None, "is out of range: "),
+    **{
+        f"optimizers={value!r}": ({"optimizers": value}, None, f"a {name} in it, which is no torch")
+        for value, name in [
+            *((3, "int"), ("adam", "str"), ([None], "NoneType"), ([[]], "list")),
+            *((torch.optim.SGD, "type"), ({"a": 1}, "str"), ([nn.Linear(1, 1)], "Linear")),
+            *((Stateful(), "Stateful"), ([torch.zeros(2)], "Tensor")),
+        ]
+    },
     "too few columns": ({"virtual": False}, None, "columns, the table has 3"),
     "nothing selected": ({"select": lambda path, owner: False}, None, r"select\(\) chose no"),
     "a gradient is set": ({}, _gradient, r"query.weight has a .grad already"),

@@ -219,3 +219,46 @@ def test_what_is_parametrized_after_sharing_stays_so() -> None:
         assert torch.equal(module(*inputs), expected)
     remove_parametrizations(module.layers[0], "bias")
     torch.testing.assert_close(materialize(module)(*inputs), expected)
+
+
+class WithPadding(nn.Module):
+    """Row 0 of the table is zero."""
+
+    def __init__(self, tokens: int, norm, dim: int | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, 8, padding_idx=0)
+        self.layers = nn.ModuleList(norm(nn.Linear(8, 8), dim=dim) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.parametrize(
+    ("tokens", "dim", "options", "zero"),
+    [
+        (20, 1, {"blocks": 1}, True),
+        (7, 1, {"layout": "token"}, True),
+        (9, 1, {}, True),
+        (20, 1, {}, False),
+        (20, 0, {"blocks": 1}, False),
+        (20, None, {"blocks": 1}, False),
+        (7, 1, {"layout": "column"}, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_direction_of_no_length_is_refused(norm, tokens, dim, options, zero) -> None:
+    """It would be divided by its length, 0: NaN in every output."""
+    module = WithPadding(tokens, norm, dim)
+    ids = torch.arange(1, 7).view(2, 3)
+    if zero:
+        before = module(ids)
+        with pytest.raises(ShareError, match="a norm of layers.0.* zeros: row 0 of embedding"):
+            share_from_embedding(module, module.embedding, **options)
+        assert torch.equal(module(ids), before)
+        nn.init.normal_(module.embedding.weight)  # the cure that the message names
+    share_from_embedding(module, module.embedding, **options)
+    assert module(ids).isfinite().all()

@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 from zoo import TOKENS, ZOO, Encoder, Narrow, batch, build, share
 
+import paramshare
 from paramshare import ShareError, materialize, share_from_embedding
 from paramshare.sharing import named_pools
 
@@ -806,3 +807,37 @@ def test_containers_keep_their_length() -> None:
     assert sharing.stored_parameters == sum(p.numel() for p in module.parameters())
     materialize(module)
     assert not hasattr(module[0], "paramshare")
+
+
+def test_tools_that_do_not_know_derived_weights_say_what_does() -> None:
+    module, _ = shared("Narrow")
+    module.eval()
+    tokens = batch()[0]
+    before = copy.deepcopy(module.state_dict())
+    with torch.no_grad():
+        with pytest.raises(ShareError, match=r"use torch\.export\.export, .* materialize"):
+            torch.jit.trace(module, (tokens,), check_trace=False)
+        with pytest.raises(ShareError, match=r"use paramshare\.quantize, .* materialize"):
+            torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+        expected = module(tokens)
+        assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+        materialize(module)
+        torch.testing.assert_close(
+            torch.jit.trace(module, (tokens,), check_trace=False)(tokens), expected
+        )
+    assert torch.ao.quantization.quantize_dynamic(module.float(), {nn.Linear})(tokens).any()
+
+
+@pytest.mark.parametrize("call", ["materialize", "save_model", "load_model", "prepare", "flops"])
+def test_what_is_no_module_is_refused(call: str, tmp_path) -> None:
+    calls = {
+        "materialize": materialize,
+        "save_model": lambda module: paramshare.save_model(module, tmp_path / "m"),
+        "load_model": lambda module: paramshare.load_model(module, tmp_path / "m"),
+        "prepare": paramshare.prepare_for_inference,
+        "flops": lambda module: paramshare.flops(module, 3),
+    }
+    for given in (None, 3, "model", torch.zeros(2)):
+        name = type(given).__name__
+        with pytest.raises(ShareError, match=f"must be a torch.nn.Module, not a {name}"):
+            calls[call](given)
