@@ -43,6 +43,7 @@ from paramshare.marks import sources
 from paramshare.plan import SharingPlan
 from paramshare.pool import Pool
 from paramshare.quantized import quantized_paths
+from paramshare.readonly import ReadOnlyWeight
 from paramshare.rewrite import prepare_all
 from paramshare.sharing import named_pools, read_plans, stored_plans
 
@@ -50,9 +51,10 @@ from paramshare.sharing import named_pools, read_plans, stored_plans
 # know the method, before it stops at the weights: so the name says what is missing.
 METHOD = "paramshare (needs: import paramshare.models.pretrained)"
 
-# transformers leaves alone what has this mark: weights of embeddings and of heads, here, of which
-# only the factors can be filled.
-LiftedTable._is_hf_initialized = True  # type: ignore[attr-defined]
+# transformers initialises nothing that has this mark: what is read from a table, or from factors,
+# cannot be filled.
+for _read in (LiftedTable, ReadOnlyWeight):
+    _read._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------------- saving

@@ -815,9 +815,9 @@ def test_tools_that_do_not_know_derived_weights_say_what_does() -> None:
     tokens = batch()[0]
     before = copy.deepcopy(module.state_dict())
     with torch.no_grad():
-        with pytest.raises(ShareError, match=r"use torch\.export\.export, .* materialize"):
+        with pytest.raises(ShareError, match=r"use torch\.export\.export, .*materialize"):
             torch.jit.trace(module, (tokens,), check_trace=False)
-        with pytest.raises(ShareError, match=r"use paramshare\.quantize, .* materialize"):
+        with pytest.raises(ShareError, match=r"use paramshare\.quantize, .*materialize"):
             torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
         expected = module(tokens)
         assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
