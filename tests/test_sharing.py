@@ -514,12 +514,14 @@ BAD = {
     "too many columns": ({"virtual_dim": 10**12}, None, f"virtual_dim={10**12} is out of range"),
     "far too many": ({"virtual_dim": 10**400}, None, "is out of range: "),
     **{
-        f"optimizers={value!r}": ({"optimizers": value}, None, f"a {name} in it, which is no torch")
-        for value, name in [
-            *((3, "int"), ("adam", "str"), ([None], "NoneType"), ([[]], "list")),
-            *((torch.optim.SGD, "type"), ({"a": 1}, "str"), ([nn.Linear(1, 1)], "Linear")),
-            *((Stateful(), "Stateful"), ([torch.zeros(2)], "Tensor")),
-        ]
+        f"{n}, no optimizers": ({"optimizers": value}, None, f"a {name} in it, which is no torch")
+        for n, (value, name) in enumerate(
+            [
+                *((3, "int"), ("adam", "str"), ([None], "NoneType"), ([[]], "list")),
+                *((torch.optim.SGD, "type"), ({"a": 1}, "str"), ([nn.Linear(1, 1)], "Linear")),
+                *((Stateful(), "Stateful"), ([torch.zeros(2)], "Tensor")),
+            ]
+        )
     },
     "too few columns": ({"virtual": False}, None, "columns, the table has 3"),
     "nothing selected": ({"select": lambda path, owner: False}, None, r"select\(\) chose no"),
