@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paramshare.gradients import in_forward_mode
 from paramshare.standin import StandIn, built
 
 
@@ -18,7 +19,7 @@ def apply_tiles(input: Tensor, table_blocks: Tensor | StandIn, projection: Tenso
     `blocks * cols * features * columns` to build the tiles, once more in backward.
     """
     flat = input.reshape(-1, input.shape[-1])
-    if isinstance(table_blocks, StandIn):  # quantised, without gradients
+    if isinstance(table_blocks, StandIn) or in_forward_mode():  # quantised, without gradients
         return _products(flat, table_blocks, projection).flatten(1)
     return _Tiles.apply(flat, table_blocks, projection).flatten(1)
 
@@ -52,17 +53,6 @@ class _Tiles(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
-        input, *table = ctx.saved_tensors
-        parts = [] if tangents[0] is None else [_products(tangents[0], *table)]
-        for place, tangent in enumerate(tangents[1:]):
-            if tangent is not None:
-                changed = [tangent if index == place else t for index, t in enumerate(table)]
-                parts.append(_products(input, *changed))
-        return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paramshare.gradients import in_forward_mode
 from paramshare.int8 import Int8Blocks
 
 # On a CPU. All blocks of the table pass over so many tokens while these are in the cache, and what
@@ -26,7 +27,7 @@ def reduce(input: Tensor, table_blocks: Tensor | Int8Blocks) -> Tensor:
     flat = input.reshape(-1, table_blocks.shape[1])
     if isinstance(table_blocks, Int8Blocks):
         return table_blocks.reduce(flat)
-    return _Reduce.apply(flat, table_blocks)
+    return (_reduce if in_forward_mode() else _Reduce.apply)(flat, table_blocks)
 
 
 def _are_many(tokens: Tensor) -> bool:
@@ -71,18 +72,6 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
-        input, table_blocks = ctx.saved_tensors
-        terms = zip(tangents, ((0, table_blocks), (1, input)), strict=True)
-        parts = [
-            _reduce(tangent, other) if place == 0 else _reduce(other, tangent)
-            for tangent, (place, other) in terms
-            if tangent is not None
-        ]
-        return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]

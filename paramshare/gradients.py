@@ -14,15 +14,19 @@ from torch.autograd import forward_ad
 from paramshare.standin import StandIn, built
 
 
+def in_forward_mode() -> bool:
+    """Whether tangents may be on their way. Functions of our own know only backward (compilers take
+    none with a `jvp`); what they compute is then left to autograd, which needs more memory."""
+    return forward_ad._current_level >= 0
+
+
 def scale_gradient(tensor: Tensor, share: float) -> Tensor:
     """`tensor`, through which only a share of the gradient flows back; of a stand-in without
     gradients nothing does."""
     if share == 1 or not torch.is_grad_enabled() or isinstance(tensor, StandIn):
         return tensor
-    if (
-        forward_ad._current_level >= 0
-    ):  # there a Function cannot return a view whose tangent is scaled
-        return torch.lerp(tensor.detach(), tensor, share)
+    if in_forward_mode():
+        return torch.lerp(tensor.detach(), tensor, share)  # has its values, exactly
     return _ScaleGradient.apply(tensor, share)
 
 
@@ -35,6 +39,8 @@ def virtual_columns(table: Tensor, projection: Tensor, bias: Tensor | None, shar
     those pad the table's gradient in backward once a product.
     """
     table = built(table)  # where it is quantised, while the columns are made
+    if in_forward_mode():
+        return _columns(scale_gradient(table, share), projection, bias)
     if share != 1 and torch.is_grad_enabled():
         return _VirtualColumns.apply(table, projection, bias, share)
     return _columns(table, projection, bias)
@@ -79,7 +85,6 @@ class _VirtualColumns(torch.autograd.Function):
         table, projection, bias, ctx.share = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(table, projection)
-        ctx.save_for_forward(table, projection)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -96,16 +101,3 @@ class _VirtualColumns(torch.autograd.Function):
         if ctx.has_bias and ctx.needs_input_grad[2]:
             to_bias = gradient.sum(1).to(projection.dtype)
         return to_table, to_projection, to_bias, None
-
-    @staticmethod
-    def jvp(  # type: ignore[override]
-        ctx: Any, of_table: Tensor | None, of_projection: Tensor | None, of_bias: Any, _: None
-    ) -> Tensor:
-        """What `backward` is the transpose of, the share included."""
-        table, projection = ctx.saved_tensors
-        tangent = projection.new_zeros(projection.shape[1], len(table))
-        if of_table is not None:
-            tangent = tangent + (projection * ctx.share).t() @ of_table.t()
-        if of_projection is not None:
-            tangent = tangent + of_projection.t() @ table.t()
-        return tangent if of_bias is None else tangent + of_bias.unsqueeze(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _SMALL = 4096  # numbers that are compared at every look
-_FEW = 8  # in each of two directions
+_FEW = 64  # or up to twice as many
 
 
 class Samples:
@@ -42,5 +42,5 @@ def _views(tensor: Tensor) -> tuple[Tensor, list[Tensor]]:
     start = tensor.storage_offset()
     whole = tensor.as_strided((turns, cols), (cols * down, down + right), start)
     last = tensor.as_strided((rest,), (down + right,), start + turns * cols * down)
-    few = whole[:: max(turns // _FEW, 1), :: max(cols // _FEW, 1)]
-    return few, [whole, last]
+    lines = min(turns, _FEW // min(cols, 8))
+    return whole[:: turns // lines, :: max(cols * lines // _FEW, 1)], [whole, last]
