@@ -331,8 +331,8 @@ class SharingQuantizer(HfQuantizer):
             raise _damaged(error) from None
         if not plans:
             raise _damaged("it shares nothing")
-        here = [_as_in(model, root, plan) for root, plan in plans]
         try:
+            here = [_as_in(model, root, plan) for root, plan in plans]
             rewrites = prepare_all(model, here)
         except ShareError as error:
             raise ShareError(
