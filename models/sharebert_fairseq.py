@@ -7,26 +7,27 @@ The weights are read from rows of the token table, so a token must have the same
 from __future__ import annotations
 
 import argparse
-import pickle
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer
+from torch import nn
 
 from paramshare.errors import ShareError
 from paramshare.models import sharebert
+from paramshare.models import sharebert_files as files
 from paramshare.models.sharebert_pretrained import (
     ShareBertConfig,
     ShareBertForMaskedLM,
     check_new,
     save_whole,
 )
+
+from transformers import AutoConfig, AutoTokenizer  # isort: skip  after what says they are missing
 
 FIRST, LAST = ("<s>", "<pad>", "</s>", "<unk>"), "<mask>"
 
@@ -51,21 +52,15 @@ def export_sharebert(
     fit, or `out` is there already.
     """
     check_new(out)
-    config, state, data = _read(checkpoint)
-    with torch.device("meta"):
-        model = ShareBertForMaskedLM(config)
-    expected = model.state_dict()
-    for name, tensor in expected.items():
-        if name not in state or state[name].shape != tensor.shape:
-            raise ShareError(f"{checkpoint} has no {name} of shape {tuple(tensor.shape)}")
-    model.load_state_dict({name: state[name] for name in expected}, assign=True)
+    config, tensors, data = _read(checkpoint)
+    files.check_tensors(tensors, checkpoint)
+    model = files.load(partial(ShareBertForMaskedLM, config), config, tensors, checkpoint)
     copied = None
     if tokenizer is not None:
         copied = _tokenizer(tokenizer)
         _check_tokens(copied, tokenizer, config.vocab_size, _dictionary(data))
-
     save_whole(model, out, copied)
-    return model.eval()
+    return model
 
 
 def fill_from(
@@ -77,10 +72,8 @@ def fill_from(
     tokens: the model's, in the order of the rows; a tokenizer in the folder must have the same.
     Raises ShareError where the folder holds no ShareBERT, or another one than `config`.
     """
-    try:
-        theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ShareError(f"{folder} is no folder of transformers: {_first_line(error)}") from None
+    with files.reading(folder):
+        theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(theirs, ShareBertConfig):
         raise ShareError(f"{folder} holds a model of type {theirs.model_type}, not sharebert")
     for name in (f.name for f in fields(sharebert.ShareBertConfig)):
@@ -89,36 +82,36 @@ def fill_from(
             raise ShareError(f"{folder} has {name}={other!r}, the model to be filled {mine!r}")
     if (folder / "tokenizer_config.json").is_file():
         _check_tokens(_tokenizer(folder), folder, config.vocab_size, tokens)
-    try:
+    with files.reading(folder):
         loaded, info = ShareBertForMaskedLM.from_pretrained(
             folder, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ShareError(f"{folder} cannot be loaded: {_first_line(error)}") from None
     if info["missing_keys"]:
         raise ShareError(f"{folder} has no {min(info['missing_keys'])}")
     model.load_state_dict(loaded.state_dict())
 
 
-def _read(path: Path) -> tuple[ShareBertConfig, dict[str, Tensor], str]:
+def _read(path: Path) -> tuple[ShareBertConfig, Any, str]:
     """Configuration, state and `data` option of a checkpoint."""
-    try:
-        # The options of fairseq's older parts are a Namespace. What was allowed stays allowed.
-        allowed = {argparse.Namespace} - set(torch.serialization.get_safe_globals())
-        with torch.serialization.safe_globals(list(allowed)):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise ShareError(f"{path} cannot be read: {error.strerror}") from None
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
-        raise ShareError(f"{path} is damaged, or no checkpoint of fairseq") from None
-    try:
-        options = checkpoint["task_state"]["sharebert"]
-        state, data = checkpoint["model"], checkpoint["cfg"]["task"]["data"]
-    except (KeyError, TypeError, IndexError):
-        options = None
-    if not options:
+    # The options of fairseq's older parts are a Namespace. What was allowed stays allowed.
+    allowed = {argparse.Namespace} - set(torch.serialization.get_safe_globals())
+    with torch.serialization.safe_globals(list(allowed)):
+        checkpoint = files.read_pickle(path)
+    options, data = (
+        _entry(checkpoint, *names)
+        for names in (("task_state", "sharebert"), ("cfg", "task", "data"))
+    )
+    if not isinstance(options, dict) or not options or not isinstance(data, str):
         raise ShareError(f"{path} is no checkpoint of fairseq-train --arch sharebert")
-    return ShareBertConfig(**options), state, data
+    files.check_options(options, path)
+    return ShareBertConfig(**options), checkpoint.get("model"), data
+
+
+def _entry(content: Any, *names: str) -> Any:
+    """What stands under these names in nested dicts, None where it does not."""
+    for name in names:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content
 
 
 def _dictionary(data: str) -> list[str] | None:
@@ -130,17 +123,16 @@ def _dictionary(data: str) -> list[str] | None:
             stacklevel=3,
         )
         return None
-    lines = path.read_text("utf8").splitlines()
+    with files.reading(path):
+        lines = path.read_text("utf8").splitlines()
     return [*FIRST, *(line.split(" ")[0] for line in lines), LAST]
 
 
 def _tokenizer(folder: Path) -> Any:
     if not folder.is_dir():
         raise ShareError(f"{folder} is no folder of a tokenizer")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError) as error:
-        raise ShareError(f"{folder} holds no tokenizer: {_first_line(error)}") from None
+    with files.reading(folder):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _check_tokens(tokenizer: Any, folder: Path, count: int, tokens: Sequence[str] | None) -> None:
@@ -155,7 +147,3 @@ def _check_tokens(tokenizer: Any, folder: Path, count: int, tokens: Sequence[str
                 f"row {row} of the table is {token!r}, for the tokenizer of {folder} {found!r}: "
                 "weights are read from the rows, so their order must be the same"
             )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

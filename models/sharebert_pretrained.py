@@ -19,6 +19,7 @@ from typing import Any
 
 from paramshare.models.pretrained import check_devices  # isort: skip  says what is missing
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -359,7 +360,7 @@ def save_whole(model: PreTrainedModel, out: Path, tokenizer: Any = None) -> None
             if tokenizer is not None:
                 tokenizer.save_pretrained(whole)
             whole.rename(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ShareError(f"{out} cannot be written: {error}") from None
 
 

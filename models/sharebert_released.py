@@ -5,18 +5,17 @@ The names are those of https://github.com/jchenghu/sharebert (pretraining/modeli
 
 from __future__ import annotations
 
-import json
-import pickle
+import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import BertTokenizer
 
 from paramshare.errors import ShareError
+from paramshare.models import sharebert_files as files
 from paramshare.models.sharebert_pretrained import (
     ShareBertConfig,
     ShareBertForMaskedLM,
@@ -26,6 +25,8 @@ from paramshare.models.sharebert_pretrained import (
     check_new,
     save_whole,
 )
+
+from transformers import BertTokenizer  # isort: skip  after what says that it is missing
 
 WEIGHTS = "pytorch_model.bin"
 
@@ -74,7 +75,8 @@ def convert_state(state: Mapping[str, Tensor], pre_norm: bool = True) -> dict[st
         if not pre_norm and ".FinalLayerNorm." in name:
             continue
         ours = _our_name(name)
-        converted[ours] = tensor.mT.contiguous() if ours.endswith("projection") else tensor
+        turned = ours.endswith("projection") and tensor.dim() == 2
+        converted[ours] = tensor.mT.contiguous() if turned else tensor
     return converted
 
 
@@ -94,105 +96,97 @@ def import_sharebert(folder: Path, out: Path) -> ShareBertPreTrainedModel:
     Raises ShareError where the folder is not such a checkpoint, or `out` is there already.
     """
     check_new(out)
-    options = _options(folder / "config.json")
-    state = convert_state(_state(folder / WEIGHTS), options["pre_norm"])
-    if "classifier.bias" in state:
+    released = files.read_json(folder / "config.json")
+    options = _options(released, folder / "config.json")
+    tensors = files.read_pickle(folder / WEIGHTS)
+    files.check_tensors(tensors, folder / WEIGHTS)
+    tensors = convert_state(tensors, options["pre_norm"])
+    labels: dict[str, Any] = {}
+    if "classifier.bias" in tensors:
         kind: type[ShareBertPreTrainedModel] = ShareBertForSequenceClassification
-        options["num_labels"] = state["classifier.bias"].numel()
-        options |= _labels(folder / "config.json", options["num_labels"])
+        labels["num_labels"] = tensors["classifier.bias"].numel()
+        labels |= _labels(released, labels["num_labels"], folder / "config.json")
     else:
-        kind = ShareBertForMaskedLM if "head.transform.weight" in state else ShareBertModel
-    with torch.device("meta"):
-        model = kind(ShareBertConfig(**options))
-    _check(state, model.state_dict(), folder)
-    model.load_state_dict(state, assign=True)
+        kind = ShareBertForMaskedLM if "head.transform.weight" in tensors else ShareBertModel
+    tokenizer = _tokenizer(folder, options)
+    config = ShareBertConfig(**options, **labels)
+    model = files.load(
+        partial(kind, config), config, tensors, folder / WEIGHTS, names=" (by our names)"
+    )
+    save_whole(model, out, tokenizer)
+    return model
 
-    save_whole(model, out, _tokenizer(folder, options))
-    return model.eval()
+
+# What a released config.json has under our names.
+_OPTIONS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "max_position_embeddings", "type_vocab_size"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
+)
+_NORMS = {"pre-ln": True, "post-ln": False}
 
 
-def _options(path: Path) -> dict[str, Any]:
+def _options(released: dict[str, Any], path: Path) -> dict[str, Any]:
     """Our options for a released config.json."""
-    try:
-        config = json.loads(path.read_text("utf8"))
-        released = {
-            "embedding_size": config["factor_size"],
-            **{
-                name: config[name]
-                for name in (
-                    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-                    *("num_attention_heads", "max_position_embeddings", "type_vocab_size"),
-                    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
-                )
-            },
-            "pre_norm": {"pre-ln": True, "post-ln": False}[config["encoder_ln_mode"]],
-        }
-    except (OSError, ValueError, TypeError) as error:
-        raise ShareError(f"{path} cannot be read: {error}") from None
-    except KeyError as error:
-        raise ShareError(
-            f"{path} does not have a known {error.args[0]}: it is not of the released ShareBERT"
-        ) from None
-    for name, known in (("layernorm_embedding", False), ("hidden_act", "gelu")):
-        if config.get(name, known) != known:
-            raise ShareError(f"{path}: {name}={config[name]!r} cannot be converted, only {known!r}")
-    return {**released, "released": True}
+    for name in ("factor_size", *_OPTIONS, "encoder_ln_mode"):
+        if name not in released:
+            raise ShareError(f"{path} has no {name}: it is not of the released ShareBERT")
+    for name, known in (
+        ("encoder_ln_mode", tuple(_NORMS)),
+        ("layernorm_embedding", (False,)),
+        ("hidden_act", ("gelu",)),
+    ):
+        if released.get(name, known[0]) not in known:
+            raise ShareError(
+                f"{path}: {name}={released[name]!r} cannot be converted, only "
+                f"{' or '.join(map(repr, known))}"
+            )
+    options = {
+        "embedding_size": released["factor_size"],
+        **{name: released[name] for name in _OPTIONS},
+        "pre_norm": _NORMS[released["encoder_ln_mode"]],
+        "released": True,
+    }
+    files.check_options(options, path)
+    return options
 
 
-def _labels(path: Path, count: int) -> dict[str, Any]:
+def _labels(released: dict[str, Any], count: int, path: Path) -> dict[str, Any]:
     """The names of a classifier's labels, if they are there."""
-    names = json.loads(path.read_text("utf8")).get("id2label")
+    names = released.get("id2label")
     if names is None:
         return {}
-    if not isinstance(names, dict) or set(names) != {str(i) for i in range(count)}:
+    if (
+        not isinstance(names, dict)
+        or set(names) != {str(i) for i in range(count)}
+        or not all(isinstance(name, str) for name in names.values())
+    ):
         raise ShareError(f"{path}: id2label does not name the {count} labels of the classifier")
-    by_number = {int(number): str(name) for number, name in names.items()}
+    by_number = {int(number): name for number, name in names.items()}
     return {"id2label": by_number, "label2id": {name: i for i, name in by_number.items()}}
 
 
 def _tokenizer(folder: Path, options: dict[str, Any]) -> Any:
     """That of vocab.txt, if it is there."""
-    path = folder / "vocab.txt"
-    if not path.is_file():
+    path, rows = folder / "vocab.txt", options["vocab_size"]
+    if not os.path.lexists(path):
         return None
-    try:
-        count = len(path.read_text("utf8").removesuffix("\n").split("\n"))
-    except ValueError as error:
-        raise ShareError(f"{path} cannot be read: {error}") from None
-    longest = options["max_position_embeddings"]
-    if not options["vocab_size"] - 8 < count <= options["vocab_size"]:
+    with files.reading(path):
+        tokens = path.read_text("utf8").removesuffix("\n").split("\n")
+    if not rows - 8 < len(tokens) <= rows:
         raise ShareError(
-            f"{path} has {count} tokens, the table {options['vocab_size']}: of these the released "
-            "code adds at most 7"
+            f"{path} has {len(tokens)} tokens, the table {rows}: of these the released code adds "
+            "at most 7"
         )
-    return BertTokenizer.from_pretrained(folder, model_max_length=longest)
-
-
-def _state(path: Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ShareError(f"{path} cannot be read as a file of weights: {reason}") from None
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(x, Tensor) and x.is_floating_point()
-        for name, x in state.items()
-    ):
-        raise ShareError(f"{path} holds no state_dict of weights")
-    return {name: tensor.clone() for name, tensor in state.items()}  # some may be one memory
-
-
-def _check(state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
-    for name in expected:
-        if name not in state:
-            raise ShareError(f"{folder / WEIGHTS} has no {name} (by our names)")
-    for name, tensor in state.items():
-        if name not in expected:
-            raise ShareError(
-                f"{folder / WEIGHTS} has {name} (by our names) beside what makes a model"
-            )
-        if tensor.shape != expected[name].shape:
-            raise ShareError(
-                f"{name} (by our names) is {tuple(tensor.shape)} in {folder / WEIGHTS}, by its "
-                f"config.json it should be {tuple(expected[name].shape)}"
-            )
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for token in tokens if tokens.count(token) > 1)
+        raise ShareError(f"{path} has {twice!r} twice: a token has one row of the table")
+    with files.reading(path):
+        tokenizer = BertTokenizer.from_pretrained(
+            folder, model_max_length=options["max_position_embeddings"]
+        )
+    if len(tokenizer) > rows:  # transformers adds what a tokenizer of BERT must have
+        raise ShareError(
+            f"{path} has no {tokenizer.convert_ids_to_tokens(rows)!r}, nor has the table"
+        )
+    return tokenizer

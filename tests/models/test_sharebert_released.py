@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from commands import python
-from safetensors.torch import load_file
+from released import REFERENCE, folder_of, part, released_config, seen
 from torch import Tensor
 
 pytest.importorskip("transformers")
@@ -25,34 +25,7 @@ from paramshare.models.sharebert_pretrained import (
 )
 from paramshare.models.sharebert_released import convert_state, import_sharebert
 
-REFERENCE = load_file(Path(__file__).with_name("sharebert_reference.safetensors"))
 CASES = ("A", "B", "C")
-seen: set[str] = set()
-
-
-def part(case: str, name: str) -> dict[str, Tensor]:
-    prefix = f"{case}.{name}."
-    found = {key.removeprefix(prefix): x for key, x in REFERENCE.items() if key.startswith(prefix)}
-    seen.update(prefix + key for key in found)
-    return found
-
-
-def released_config(case: str) -> dict[str, Any]:
-    """The config.json that the released code writes."""
-    numbers = {name: x.item() for name, x in part(case, "config").items() if name != "columns"}
-    mode = "pre-ln" if numbers.pop("pre_ln") else "post-ln"
-    return {
-        **numbers,
-        "encoder_ln_mode": mode,
-        "type_vocab_size": 2,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_eps": 1e-12,
-        "layernorm_embedding": False,
-        "model_type": "bert",
-    }
 
 
 def config(case: str, **changes: Any) -> ShareBertConfig:
@@ -180,20 +153,6 @@ def test_the_reference_holds_nothing_else() -> None:
 # ---------------------------------------------------------------------- checkpoint folders
 
 
-def folder_of(case: str, path: Path, classifier: bool = False) -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(released_config(case)))
-    theirs = part(case, "state")
-    if classifier:
-        theirs = {k: x for k, x in theirs.items() if k.startswith("bert.")}
-        theirs |= {f"classifier.{k}": x for k, x in part(case, "classifier").items()}
-    torch.save(theirs, path / "pytorch_model.bin")
-    words = range(released_config(case)["vocab_size"] - 5)
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in words)]
-    (path / "vocab.txt").write_text("\n".join(pieces))
-    return path
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_import(case: str, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -279,6 +238,15 @@ def damage(theirs: Path, how: str) -> None:
             torch.save({**tensors, **extra}, weights)
         case "other activation":
             settings.write_text(json.dumps({**config, "hidden_act": "relu"}))
+        case "a token twice":
+            text = (theirs / "vocab.txt").read_text()
+            (theirs / "vocab.txt").write_text(text.replace("w7\n", "w8\n"))
+        case "no mask":
+            text = (theirs / "vocab.txt").read_text()
+            (theirs / "vocab.txt").write_text(text.replace("[MASK]", "mask"))
+        case "a folder of tokens":
+            (theirs / "vocab.txt").unlink()
+            (theirs / "vocab.txt").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -287,22 +255,25 @@ def damage(theirs: Path, how: str) -> None:
         ("truncated", "pytorch_model.bin cannot be read"),
         ("empty", "pytorch_model.bin cannot be read"),
         ("gone", "pytorch_model.bin cannot be read"),
-        ("no tensors", "holds no state_dict"),
-        ("code", "pytorch_model.bin cannot be read"),
+        ("no tensors", "pytorch_model.bin: a is a int, not a tensor"),
+        ("code", "needs pathlib.PosixPath, and what is in a file is not run"),
         ("missing", "has no bert.pooler.bias"),
         ("unknown", "attention.weight is no tensor of the released ShareBERT"),
         ("other size", r"positions.weight .* is \(12, 16\) .* should be \(13, 16\)"),
         ("other heads", "hidden_size=16 is no multiple of num_attention_heads=3"),
         ("no config", "config.json cannot be read"),
-        ("plain bert", "does not have a known factor_size"),
+        ("plain bert", "has no factor_size: it is not of the released ShareBERT"),
         ("too narrow", "hidden_size=16, and with vocab_size=200 needs 22"),
-        ("other norms", "does not have a known foo"),
-        ("whole numbers", "holds no state_dict of weights"),
+        ("other norms", "encoder_ln_mode='foo' cannot be converted, only 'pre-ln' or 'post-ln'"),
+        ("whole numbers", "is of torch.int64, not of a type that models have"),
         ("null", "hidden_dropout_prob=None cannot be"),
         ("other vocabulary", "has 2 tokens, the table 200"),
         ("other text", "vocab.txt cannot be read"),
         ("two heads", "has head.bias .* beside what makes a model"),
         ("other activation", "hidden_act='relu' cannot be converted"),
+        ("a token twice", "vocab.txt has 'w8' twice"),
+        ("no mask", r"vocab.txt has no '\[MASK\]', nor has the table"),
+        ("a folder of tokens", "vocab.txt cannot be read: Is a directory"),
     ],
 )
 def test_a_damaged_folder_is_one_error(how: str, message: str, tmp_path: Path) -> None:
@@ -320,8 +291,10 @@ def test_names_of_labels(tmp_path: Path) -> None:
     settings.write_text(json.dumps({**config, "id2label": {"0": "bad", "1": "good"}}))
     assert import_sharebert(theirs, tmp_path / "out").config.label2id == {"bad": 0, "good": 1}
     settings.write_text(json.dumps({**config, "id2label": {"0": "bad"}}))
-    with pytest.raises(ShareError, match="does not name the 2 labels"):
-        import_sharebert(theirs, tmp_path / "other")
+    for names in ({"0": "bad"}, {"0": "bad", "1": 1}, ["bad", "good"], "bad"):
+        settings.write_text(json.dumps({**config, "id2label": names}))
+        with pytest.raises(ShareError, match="does not name the 2 labels"):
+            import_sharebert(theirs, tmp_path / "other")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
