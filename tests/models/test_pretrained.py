@@ -410,6 +410,8 @@ def test_plans_are_only_in_the_file(tmp_path) -> None:
     config = transformers.AutoConfig.from_pretrained(tmp_path / "shared")
     config.save_pretrained(tmp_path / "config")
     assert config_of(tmp_path / "config") == config_of(tmp_path / "shared")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):  # nothing says how to read
+        transformers.BertForMaskedLM.from_pretrained(tmp_path / "shared", config=model.config)
     other = transformers.BertForMaskedLM(config).eval()
     other.save_pretrained(tmp_path / "other")
     assert "quantization_config" not in config_of(tmp_path / "other")
