@@ -152,7 +152,7 @@ def test_restart_goes_on_and_other_options_are_refused(
     assert "Loaded checkpoint" in again.stdout + again.stderr
     refused = train(data, tmp_path / "refused", *more, "--share-layout", "column")
     assert refused.returncode != 0
-    assert "made with other --share options: its plan differs in" in refused.stderr
+    assert "shared otherwise: its plan differs in" in refused.stderr
 
 
 def test_validation_needs_no_share_option(data: Path, trained: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_checkpoint_of_other_options_is_not_restored(trained: Trained, tmp_pat
         *("--optimizer", "adam", "--criterion", "cross_entropy", "--max-tokens", "400"),
     )
     assert refused.returncode != 0
-    assert "made with other --share options: its plan differs in" in refused.stderr
+    assert "shared otherwise: its plan differs in" in refused.stderr
 
 
 @pytest.mark.parametrize("arch", ARCHS)
