@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+Tensors = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
+
 
 def assert_sums_close(found: Tensor, expected: Tensor, sizes: Tensor, terms: int) -> None:
     """The same sums of products in two orders. `sizes`, of their shape: the sums of the absolute
@@ -39,18 +41,15 @@ def absolute(
     return output.detach(), torch.autograd.grad(output.square().sum(), given)
 
 
-def assert_passes_close(
-    found: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
-    expected: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
-    terms: int = 1024,
-) -> None:
+def assert_passes_close(found: Tensors, expected: Tensors, terms: int = 1024) -> None:
     """The outputs of a network, or all of its gradients, computed in two ways.
 
     Layers are no sums of products, so the sizes of the terms are not computed but taken from the
     largest of all the numbers together. It is a sum of the same signals as the others, some of
     which cancel: a key's bias has no gradient, since softmax sees no constant, and what is left is
     the rounding of terms as large as those of the key's weight. `terms`: the lengths of the sums
-    on the longest path through the network and back; for a small one, twenty of fifty terms."""
+    on the longest path through the network and back; for a small one, twenty of fifty terms. What
+    enters a softmax has to be of ordinary size: an error of it is a relative error behind it."""
     found, expected = _named(found), _named(expected)
     assert found.keys() == expected.keys()
     largest = max(tensor.detach().abs().max().item() for tensor in expected.values())
@@ -60,8 +59,9 @@ def assert_passes_close(
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=allowed, msg=message)
 
 
-def _named(tensors: Tensor | Sequence[Tensor] | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    if isinstance(tensors, Mapping):
-        return tensors
+def _named(tensors: Tensors) -> dict[str, Tensor]:
+    """But for gradients that there are none of."""
     tensors = [tensors] if isinstance(tensors, Tensor) else tensors
-    return {f"[{index}]": tensor for index, tensor in enumerate(tensors)}
+    if not isinstance(tensors, Mapping):
+        tensors = {f"[{index}]": tensor for index, tensor in enumerate(tensors)}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

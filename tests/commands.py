@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import multiprocessing
 import os
 import runpy
@@ -45,16 +46,18 @@ def _forked(
     command: list[str],
     cwd: Path | None = None,
     env: Mapping[str, str] = os.environ,
+    input: str = "",
 ) -> subprocess.CompletedProcess:
     """The command in a process that is forked where torch, fairseq and transformers have been
     imported. Otherwise as by a fresh interpreter: nothing of pytest or of other commands."""
     with tempfile.TemporaryDirectory() as folder:
-        streams = [f"{folder}/stdout", f"{folder}/stderr"]
+        streams = [f"{folder}/{name}" for name in ("stdin", "stdout", "stderr")]
+        Path(streams[0]).write_text(input, "utf-8")
         arguments = command, str(cwd or Path.cwd()), dict(env), streams, _search_path()
         process = FORKS.Process(target=_as_main, args=arguments)
         process.start()
         process.join()
-        said = (Path(stream).read_text("utf-8") for stream in streams)
+        said = (Path(stream).read_text("utf-8") for stream in streams[1:])
         return subprocess.CompletedProcess(command, process.exitcode, *said)
 
 
@@ -68,8 +71,10 @@ def _search_path() -> list[str]:
 def _as_main(
     command: list[str], cwd: str, env: dict[str, str], streams: list[str], path: list[str]
 ) -> None:
-    for number, stream in enumerate(streams, 1):
+    sys.stdin = open(streams[0], encoding="utf-8")  # noqa: SIM115 - as long as the process lives
+    for number, stream in enumerate(streams[1:], 1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+    logging.root.handlers.clear()  # of what was imported: commands set up their own
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)

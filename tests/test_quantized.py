@@ -59,7 +59,10 @@ def rounded(module: nn.Module) -> nn.Module:
             continue
         by_column = parameter in projections or tables.get(parameter)
         largest = abs(values).max(0) if by_column else abs(values.reshape(len(values), -1)).max(1)
-        scale = torch.from_numpy(largest / 127).half().double()
+        exact = torch.from_numpy(largest / 127)
+        # Below the normal numbers of float16: up, to the next that it has.
+        coarse = (exact * 2**24).ceil() / 2**24
+        scale = torch.where(exact < 2**-14, coarse, exact.half().double())
         scale = scale if by_column else scale.view(-1, *[1] * (values.ndim - 1))
         parameter.data = (parameter.data / scale).round().clamp(-127, 127) * scale
     return module
@@ -107,7 +110,7 @@ def test_scales_go_with_blocks_of_the_table() -> None:
     module = Blocks().eval()
     sharing = share(module, execution="factored")
     assert {group.cols for group in sharing.plan.groups} == {64, 192}
-    module.embedding.weight.data[64:] *= 50
+    module.embedding.weight.data[:64] /= 50
     table = module.embedding.weight.detach().clone()
     ids = torch.randint(0, 500, (2, 7))
     with torch.no_grad():

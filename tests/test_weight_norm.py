@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from close import assert_passes_close
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from warned import filtered
@@ -183,7 +184,8 @@ def test_autocast(name: str) -> None:
     twin.load_state_dict(materialize(copy.deepcopy(module)).state_dict())
     with torch.autocast("cpu", torch.bfloat16):
         output, expected = module(*batch()), twin(*batch())
-    torch.testing.assert_close(output, expected, rtol=0.05, atol=0.1)
+    # Products are summed in float32; what is rounded are their results and the steps between.
+    assert_passes_close(output, expected, terms=16)
     output.float().sum().backward()
     assert module.paramshare.projection.grad.abs().sum() > 0
 

@@ -441,7 +441,8 @@ def test_initial_values(released: bool) -> None:
     assert abs(first.std() - (1.0 if released else 0.0)) < 0.2
     # The released code leaves what it carves at 0.0004 * sqrt(F).
     spread = model.layers[0].query.weight.std()
-    assert abs(spread - (0.0004 * 8**0.5 if released else 0.02)) < (4e-4 if released else 1e-4)
+    # That of 128 x 128 draws is itself off, by a 181st of it.
+    assert abs(spread - (0.0004 * 8**0.5 if released else 0.02)) < 4e-4
     if not released:
         tokens = model.embeddings.lift(model.embeddings.tokens.weight)
         assert abs(tokens.std() / model.embeddings.positions.weight.std() - 1) < 0.1
