@@ -36,7 +36,6 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from paramshare import state
-from paramshare.derived import Source
 from paramshare.errors import ShareError
 from paramshare.lifted import LiftedTable
 from paramshare.marks import sources
@@ -45,7 +44,13 @@ from paramshare.pool import Pool
 from paramshare.quantized import quantized_paths
 from paramshare.readonly import ReadOnlyWeight
 from paramshare.rewrite import prepare_all
-from paramshare.sharing import named_pools, read_plans, stored_plans
+from paramshare.sharing import (
+    empty_weights,
+    named_pools,
+    read_plans,
+    sources_in,
+    stored_plans,
+)
 
 # The name of the method in config.json. Without this module transformers warns that it does not
 # know the method, before it stops at the weights: so the name says what is missing.
@@ -117,24 +122,13 @@ def _stops(model: PreTrainedModel) -> dict[str, Tensor]:
     """What the file holds under the names of derived weights: tensors without elements.
 
     Where this module is not imported, transformers would leave these weights random, and only warn.
-    Now their shapes are an error to it. They are all here, since there are classes for any part of
-    what was shared: a base model, a decoder. ShareBERT's classes need none: they are ours, and
-    unknown to transformers without the import.
+    Now their shapes are an error to it. ShareBERT's classes need none: they are ours, and unknown
+    to transformers without the import.
     """
     pools = {pool for root, pool in named_pools(model) if not _shares_itself(model, root)}
+    found = sources_in(model)
     return {
-        name: torch.empty(0, dtype=source.pool.dtype)
-        for name, source in _derived(model).items()
-        if source.pool in pools and source.group is not None
-    }
-
-
-def _derived(model: nn.Module) -> dict[str, Source]:
-    """Where the weights that are no Parameters are read from, by their names."""
-    return {
-        f"{path}.{name}" if path else name: source
-        for path, part in model.named_modules(remove_duplicate=False)
-        for name, source in sources(part).items()
+        name: empty for name, empty in empty_weights(model).items() if found[name].pool in pools
     }
 
 
@@ -199,7 +193,7 @@ def _without_lifted(expand: Any) -> Any:
 
 def _lifted(model: nn.Module) -> set[str]:
     """The names of the weights that read the factors of a table."""
-    return {name for name, source in _derived(model).items() if source.group is None}
+    return {name for name, source in sources_in(model).items() if source.group is None}
 
 
 def _tying_the_rest(tie_weights: Any) -> Any:
@@ -351,7 +345,7 @@ class SharingQuantizer(HfQuantizer):
         keys = {f"{path}.{state.KEY}": saved[id(pool.plan)] for path, pool in pools.items()}
         _check_files(model, keys, kwargs.get("checkpoint_files"))
         self._unexpected = model._keys_to_ignore_on_load_unexpected
-        _expect(model, [*_derived(model), *keys])
+        _expect(model, [*sources_in(model), *keys])
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:

@@ -237,15 +237,25 @@ def stored_plans(module: nn.Module) -> list[dict[str, Any]]:
     return plans
 
 
-def empty_weights(module: nn.Module) -> dict[str, Tensor]:
-    """For each call that shared: the name of one derived weight in `module`, with an empty tensor.
+def sources_in(module: nn.Module) -> dict[str, derived.Source]:
+    """Where the weights that are no Parameters of `module` are read from, by their names."""
+    return {
+        join(path, name): source
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name, source in marks.sources(part).items()
+    }
 
-    Put into a file, they stop whoever would load it into a plain module: the names of the derived
-    weights are missing in the file otherwise, and `strict=False` leaves them random.
+
+def empty_weights(module: nn.Module) -> dict[str, Tensor]:
+    """An empty tensor under the name of each weight that is read from a table.
+
+    Put into a file, they stop whoever would load it into a plain module, or into one with a part of
+    the layers: where a name is missing in the file, `strict=False` leaves the weight random.
     """
     return {
-        join(root, pool.plan.groups[0].slots[0]): torch.empty(0, dtype=pool.dtype)
-        for root, pool in named_pools(module)
+        name: torch.empty(0, dtype=source.pool.dtype)
+        for name, source in sources_in(module).items()
+        if source.group is not None
     }
 
 
