@@ -346,7 +346,7 @@ class SharingQuantizer(HfQuantizer):
         _check_files(model, keys, kwargs.get("checkpoint_files"))
         self._unexpected = model._keys_to_ignore_on_load_unexpected
         _expect(model, [*sources_in(model), *keys])
-        self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        self._before = dict(model.state_dict())
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         model.all_tied_weights_keys.update(self._lifted)
@@ -358,8 +358,11 @@ class SharingQuantizer(HfQuantizer):
         # transformers only warns of what is missing, and lets quantized models have other shapes.
         for name, tensor in _needed(model):
             loaded = getattr(tensor, "_is_hf_initialized", False)
-            if not loaded or tensor.shape != self._shapes[name]:
+            if not loaded or tensor.shape != self._before[name].shape:
                 raise ShareError(f"{name} is missing in the file, or has another shape there")
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point() != self._before[name].is_floating_point():
+                raise ShareError(f"{name} is {tensor.dtype} in the file: it is damaged")
 
     def is_serializable(self) -> bool:
         return True

@@ -475,6 +475,19 @@ def test_missing_in_the_file(name, tmp_path) -> None:
         transformers.BertForMaskedLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.1.output.dense.bias"]
+)
+def test_whole_numbers_in_the_file(name, tmp_path) -> None:
+    """As a damaged header makes them of floating-point ones: every forward would fail."""
+    share(bert()).save_pretrained(tmp_path)
+    tensors = stored(tmp_path)
+    tensors[name] = tensors[name].long()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ShareError, match=rf"{name} is torch\.int64 in the file: it is damaged"):
+        transformers.BertForMaskedLM.from_pretrained(tmp_path)
+
+
 def test_missing_factor_of_the_table(tmp_path) -> None:
     for name in ("table", "lift"):
         share(bert(), embedding_dim=6).save_pretrained(tmp_path)
