@@ -322,6 +322,7 @@ def _holding_forward(base: type[nn.Module]) -> Any:
     return forward
 
 
+@functools.wraps(nn.Linear.forward)
 def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     source = self.__dict__[SOURCES]["weight"]
     assert source.group is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _SMALL = 4096  # numbers that are compared at every look
 _FEW = 64  # or up to twice as many
@@ -19,9 +20,11 @@ class Samples:
 
     def __init__(self, tensor: Tensor) -> None:
         self.device = tensor.device
-        few, others = _views(tensor.detach())
-        self._few = few, few.clone()
-        self._others = [(view, view.clone()) for view in others]
+        # What is counted meanwhile, operations and bytes, is the module's own.
+        with _disable_current_modes():
+            few, others = _views(tensor.detach())
+            self._few = few, few.clone()
+            self._others = [(view, view.clone()) for view in others]
 
     def differ(self, thorough: bool) -> bool:
         """thorough: looks at each row and each column, and not only at a few numbers."""

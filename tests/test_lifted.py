@@ -487,6 +487,6 @@ def test_a_table_that_is_not_finite() -> None:
     module = build("Encoder")
     with torch.no_grad():
         module.embedding.weight[3, 2] = float("nan")
-    with pytest.raises(ShareError, match="the table has values that are not finite"):
+    with pytest.raises(ShareError, match="embedding has values that are not finite in row 3"):
         share(module, embedding_dim=4)
     assert module.embedding.weight.shape == (60, 16)

@@ -65,7 +65,6 @@ WRITES: dict[str, Callable[[nn.Module], object]] = {
     "a part of split": lambda layer: layer.weight.data.split(2)[0].zero_(),
     "detach().zero_": lambda layer: layer.weight.detach().zero_(),
     "data.data.zero_": lambda layer: layer.weight.data.data.zero_(),
-    "set_": lambda layer: layer.weight.data.set_(torch.zeros(2, dtype=torch.float64)),
     "nn.init": lambda layer: nn.init.normal_(layer.weight),
     "nn.init of data": lambda layer: nn.init.xavier_uniform_(layer.weight.data),
     "out=": lambda layer: torch.zeros(layer.weight.shape, out=layer.weight.data),
