@@ -126,9 +126,10 @@ def test_adapters_train_and_are_saved_by_themselves(tmp_path) -> None:
     before = output(adapted)
     for _ in range(2):
         optimizer.zero_grad()
-        adapted(IDS)[0].square().mean().backward()
+        # Not the mean square, which layer normalisation keeps at one.
+        (adapted(IDS)[0] - 1).abs().mean().backward()
         optimizer.step()
-    assert not torch.equal(output(adapted), before)
+    assert (output(adapted) - before).abs().max() > 1e-3
     assert torch.equal(model.get_input_embeddings().weight, table)
     adapted.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(shared(linear)[0], tmp_path)
