@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from records import keys_once
 from stages import UserError
 
 WRONG = (KeyError, TypeError, ValueError, AttributeError)  # what reading another format raises
@@ -101,19 +102,11 @@ def refuse(name: object, what: str, found: Collection[object]) -> None:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"), object_pairs_hook=_object)
+        return json.loads(path.read_text("utf-8"), object_pairs_hook=keys_once)
     except FileNotFoundError:
         raise UserError(f"{path} is not there") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"an object has the key {max(keys, key=keys.count)!r} twice")
-    return made
 
 
 def _number(value: Any) -> int:

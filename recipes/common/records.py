@@ -1,9 +1,10 @@
-"""JSON that a script wrote before: what is damaged or missing in it is said with its place."""
+"""JSON records: what is damaged, missing or there twice is said with its place."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any
@@ -52,6 +53,19 @@ def parse(text: str, place: str, kinds: Kinds | None = None, needed: Sequence[st
 def read_record(path: Path, kinds: Kinds | None = None, needed: Sequence[str] = ()) -> Record:
     """The object in a file, as of `parse`. UserError also where the file is not there."""
     return parse(read_text(path), str(path), kinds, needed)
+
+
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json's `object_pairs_hook` for files of others. ValueError where a key is there twice, of
+    which json would drop the first."""
+    if name := twice(name for name, _ in pairs):
+        raise ValueError(f"an object has the key {name!r} twice")
+    return dict(pairs)
+
+
+def twice(names: Iterable[str]) -> str | None:
+    """The first name that is there more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def read_text(path: Path) -> str:

@@ -8,11 +8,11 @@ import codecs
 import csv
 import io
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from records import keys_once, twice
 from script import check_installed
 from stages import UserError
 
@@ -48,18 +48,12 @@ def _json_lines(path: Path, header: Sequence[str] | None, cut_off: bool) -> Iter
         if line.strip():
             place = f"{path}, line {number}"
             try:
-                cells = json.loads(line, object_pairs_hook=_object)
+                cells = json.loads(line, object_pairs_hook=keys_once)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{place} is not JSON: {error}") from None
             if not isinstance(cells, dict):
                 raise UserError(f"{place} is not a JSON object")
             yield Row(place, cells)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if twice := _twice(name for name, _ in pairs):
-        raise ValueError(f"an object has the key {twice!r} twice")
-    return dict(pairs)
 
 
 def _csv(path: Path, header: Sequence[str] | None, cut_off: bool) -> Iterator[Row]:
@@ -95,8 +89,8 @@ def _table(
             continue
         if not names:
             names = stripped
-            if twice := _twice(filter(None, names)):
-                raise UserError(f"{path} has the column {twice!r} twice")
+            if name := twice(filter(None, names)):
+                raise UserError(f"{path} has the column {name!r} twice")
         elif stripped == names:  # two files, one after the other
             raise UserError(f"{place} is the header again")
         elif len(cells) > len(names) or (len(cells) < len(names) and not cut_off):
@@ -112,8 +106,8 @@ def _parquet(path: Path, header: Sequence[str] | None, cut_off: bool) -> Iterato
     try:
         with parquet.ParquetFile(path) as file:
             table = file.read().combine_chunks()
-        if twice := _twice(table.column_names):
-            raise UserError(f"{path} has the column {twice!r} twice")
+        if name := twice(table.column_names):
+            raise UserError(f"{path} has the column {name!r} twice")
         table.validate(full=True)  # names rows that are not UTF-8
         rows = table.to_pylist()
     except (ArrowException, OSError, ValueError, OverflowError) as error:
@@ -131,10 +125,6 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line} is not UTF-8 text") from None
-
-
-def _twice(names: Iterable[str]) -> str | None:
-    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str] | None, bool], Iterator[Row]]] = {
