@@ -93,6 +93,7 @@ def trained(
             *("--warmup-updates", "20", "--clip-norm", "1.0", "--criterion", "cross_entropy"),
             *("--max-tokens", "400", "--update-epoch-batch-itr", "True", "--log-format", "simple"),
             *("--max-epoch", epochs, "--keep-last-epochs", 3),
+            *("--num-workers", 0),  # starting one takes longer than an epoch
         )
         assert done.returncode == 0, done.stderr
         return done.stderr + done.stdout
@@ -173,6 +174,7 @@ def test_two_workers_that_stop_and_go_on_train_as_one_that_accumulates(
         *("--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.5", "--clip-norm", "1"),
         *("--criterion", "cross_entropy", "--batch-size", 36, "--disable-validation"),
         *("--required-batch-size-multiple", 1, "--log-format", "simple", "--log-interval", 1),
+        *("--num-workers", 0),
     ]
 
     def inner(log: str) -> dict[int, float]:
