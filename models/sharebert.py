@@ -42,6 +42,7 @@ _EXTRAS: dict[str, dict[str, Any]] = {
     "eps-wide": {"sharing": "eps", "layout": "column", "share_pooler": False},
 }
 PRESETS = tuple(_SIZES)
+_LARGEST = 2**24  # size: damaged configurations must not overflow what is computed of them
 SHARINGS = ("veps", "eps", "none")
 
 
@@ -98,8 +99,8 @@ class ShareBertConfig:
             )
             if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
                 raise ShareError(f"{f.name}={value!r} cannot be: it is like {default!r}")
-            if type(default) is int and value < 1:
-                raise ShareError(f"{f.name}={value!r} must be at least 1")
+            if type(default) is int and not 1 <= value <= _LARGEST:
+                raise ShareError(f"{f.name}={value!r} is out of range: use 1 to {_LARGEST:,}")
             if type(default) is float and not 0 <= value <= 1:
                 raise ShareError(f"{f.name}={value!r} is out of range: use 0 to 1")
         if self.hidden_size % self.num_attention_heads:

@@ -10,8 +10,6 @@ whole columns of a matrix with one row a token; what is left over in them is dis
 
 from __future__ import annotations
 
-from math import ceil
-
 from einops import rearrange
 from torch import Tensor
 
@@ -35,10 +33,14 @@ def fit(layout: str, rows: int, cols: int, tokens: int, blocks: int | None) -> t
     """
     if layout == "aligned" and cols <= tokens:
         most = largest_blocks(cols, tokens)
-        columns = ceil(rows / (most if blocks is None else min(blocks, most)))
-        return "aligned", columns, ceil(rows / columns)
+        columns = _ceil(rows, most if blocks is None else min(blocks, most))
+        return "aligned", columns, _ceil(rows, columns)
     # Eq. 3 of the paper: G = ceil(L / E).
-    return ("token" if layout == "token" else "column"), ceil(rows * cols / tokens), 0
+    return ("token" if layout == "token" else "column"), _ceil(rows * cols, tokens), 0
+
+
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)  # exact, also where floats are not
 
 
 def check_blocks(blocks: int | None, layout: str, largest: int) -> None:
