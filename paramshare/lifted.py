@@ -84,12 +84,18 @@ def _embedding(
     weight: LiftedTable,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    *args: Any,
-    **kwargs: Any,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Any:
-    if max_norm is not None:
-        return NotImplemented  # it is of the rows of the product
-    return F.embedding(input, weight.left, padding_idx, None, *args, **kwargs) @ weight.right
+    if max_norm is not None or scale_grad_by_freq:
+        return NotImplemented  # both are of the rows of the product, and of their gradients
+    found = F.embedding(input, weight.left, padding_idx, sparse=sparse) @ weight.right
+    if padding_idx is None or not torch.is_grad_enabled():
+        return found
+    # Nothing of the product trains there: the lift does not, either.
+    padded = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+    return torch.where(padded, found.detach(), found)
 
 
 def _matmul(left: Any, right: Any) -> Any:

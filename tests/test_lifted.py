@@ -229,6 +229,20 @@ def test_padding_stays_out_of_the_lookups_gradient() -> None:
     assert gradient[5].abs().sum() > 0
 
 
+@pytest.mark.parametrize("padding", [None, 3, -2])
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_gradients_of_lookups_are_those_of_the_product(padding, by_frequency: bool) -> None:
+    torch.manual_seed(0)
+    factors = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((7, 2), (2, 5))]
+    ids = torch.tensor([[3, 1, 3], [0, 5, 3]])
+    found = []
+    for weight in (LiftedTable(*factors), factors[0] @ factors[1]):
+        output = F.embedding(ids, weight, padding, scale_grad_by_freq=by_frequency)
+        found.append([output, *torch.autograd.grad(output.square().sum(), factors)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_second_call_reads_the_narrow_table() -> None:
     torch.manual_seed(0)
     module = build("Seq2Seq")

@@ -66,8 +66,8 @@ class Subject:
         return module.train(self.module.training)
 
     def devices(self) -> tuple[str, ...]:
-        """Those on which torch builds the plain model as on a CPU: its orthogonal parametrization has
-        a buffer less on the meta device, or cannot be made there at all."""
+        """Those on which torch builds the plain model as on a CPU: its orthogonal parametrization
+        has a buffer less on the meta device, or cannot be made there at all."""
         try:
             alike = self.plain("meta").state_dict().keys() == self.plain().state_dict().keys()
         except RuntimeError as error:
@@ -258,7 +258,8 @@ def states(subject: Subject) -> None:
         sharing = Sharing(module, pool, 1)
         shown = str(sharing)
         assert all(group.name in shown for group in plan.groups), shown
-        stored = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+        constants = [pool.scale for _, pool in named_pools(module) if pool.scale is not None]
+        stored = [*module.parameters(), *constants]
         assert sharing.stored_parameters == sum({id(t): t.numel() for t in stored}.values())
     narrow = module.float()
     derived = derive(subject.plain().double(), narrow, tokens)

@@ -318,7 +318,8 @@ def _tie_output(module: nn.Module) -> None:
 
 def _tie_layers(module: nn.Module) -> None:
     first: dict[torch.Size, nn.Parameter] = {}
-    for owner, name in _matrices(module)[:4]:
+    # Not across two models, of which one may be shared by itself.
+    for owner, name in _matrices(_inner(module))[:4]:
         if not isinstance(owner, nn.RNNBase):
             p = owner._parameters[name]
             owner._parameters[name] = first.setdefault(p.shape, p)
