@@ -39,6 +39,8 @@ def python(*arguments: object, **options) -> subprocess.CompletedProcess:
 def _is_slow_to_start(command: list[str]) -> bool:
     if command[0] == "-m":
         return command[1].startswith("fairseq_cli.")
+    if command[0] == "-c":
+        return command[1] == _DDP_ON_CPU
     return Path(command[0]).is_relative_to(ROOT / "recipes")
 
 
@@ -84,6 +86,9 @@ def _as_main(
         if command[0] == "-m":
             sys.argv, sys.path = command[1:], [cwd, *path]
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        elif command[0] == "-c":
+            sys.argv, sys.path = ["-c", *command[2:]], [cwd, *path]
+            exec(command[1], {"__name__": "__main__"})
         else:
             sys.argv, sys.path = command, [str(Path(command[0]).parent), *path]
             runpy.run_path(command[0], run_name="__main__")

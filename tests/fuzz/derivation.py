@@ -45,8 +45,8 @@ def assert_near(found: Tensor, expected: Tensor, bound: float, what: str) -> Non
 
 def derive(plain: nn.Module, shared: nn.Module, tokens: Tensor) -> Expected:
     """What `shared` must give for `tokens`. `plain`: the same model, not shared, in float64."""
-    dtype = next(p.dtype for p in shared.state_dict().values() if p.is_floating_point())
-    noise = torch.finfo(dtype).eps * _longest_sum(shared, tokens)
+    dtypes = {p.dtype for p in shared.state_dict().values() if p.is_floating_point()}
+    noise = max(torch.finfo(dtype).eps for dtype in dtypes) * _longest_sum(shared, tokens)
     output, gradients = _run(plain, shared, tokens, 0.0)
     other_output, other_gradients = _run(plain, shared, tokens, noise)
     # Gradients that cancel are of the size of what was summed to them, which is not seen here.
@@ -54,14 +54,15 @@ def derive(plain: nn.Module, shared: nn.Module, tokens: Tensor) -> Expected:
     return Expected(
         output,
         gradients,
-        _bound(output, other_output, noise * float(output.abs().max())),
-        {n: _bound(g, other_gradients[n], noise * largest) for n, g in gradients.items()},
+        _bound(output, other_output, noise, float(output.abs().max())),
+        {n: _bound(g, other_gradients[n], noise, largest) for n, g in gradients.items()},
     )
 
 
-def _bound(value: Tensor, disturbed: Tensor, noise: float) -> float:
-    off = SLACK * (float((value - disturbed).abs().max()) + noise)
-    return off if isfinite(off) else inf
+def _bound(value: Tensor, disturbed: Tensor, noise: float, size: float) -> float:
+    off = SLACK * (float((value - disturbed).abs().max()) + noise * size)
+    # Beyond the size of what is compared, all is rounding, and how much of it is not known.
+    return inf if not isfinite(off) or off > size > 0 else off
 
 
 def _longest_sum(shared: nn.Module, tokens: Tensor) -> int:

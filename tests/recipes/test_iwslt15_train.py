@@ -230,7 +230,7 @@ TINY = [
     f"--{side}-{what}"
     for side in ("encoder", "decoder")
     for what in ("layers=1", "embed-dim=32", "attention-heads=2")
-]
+] + ["--num-workers=0"]
 
 
 def compare(data: Path, results: Path, *more: object, **settings: object) -> int:

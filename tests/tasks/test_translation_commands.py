@@ -53,7 +53,7 @@ class Trained(NamedTuple):
 
 
 # fairseq drops the last sentences where batches have to be multiples of 8.
-SEARCH = ["--beam", 3, "--required-batch-size-multiple", 1]
+SEARCH = ["--beam", 3, "--required-batch-size-multiple", 1, "--num-workers", 0]
 
 
 def hypotheses(done: CompletedProcess) -> dict[int, str]:
