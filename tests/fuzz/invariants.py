@@ -274,7 +274,9 @@ def shared_again(subject: Subject) -> None:
     first = share_all(module, subject.case["calls"])
     values_of(module, subject.tokens)
     again = share_all(materialize(module), subject.case["calls"])
-    assert [bool(m) for m in again] == [bool(m) for m in first], f"{first} became {again}"
+    # Layers are tied no more, and a weight that was read from equal rows has no spread.
+    if not {"tie layers", "equal rows"} & {*subject.case["model"]["oddities"]}:
+        assert [bool(m) for m in again] == [bool(m) for m in first], f"{first} became {again}"
     derive(subject.plain().double(), module, subject.tokens).check(
         values_of(module, subject.tokens), "shared again"
     )
