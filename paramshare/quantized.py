@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from paramshare import int8, marks
 from paramshare.errors import ShareError
@@ -25,6 +26,7 @@ from paramshare.kinds import kind_of_class
 from paramshare.plan import possible_executions
 from paramshare.pool import Pool, readers, table_of
 from paramshare.sharing import check_not_quantized, check_whole
+from paramshare.slots import is_weight_norm
 
 VALUES, SCALE = "_int8", "_scale"  # what the names of the two buffers end with
 _SMALLEST_BLOCK = 64  # rows; scales for smaller ones would be more than 3% of the values
@@ -38,8 +40,9 @@ def quantize(module: nn.Module) -> nn.Module:
     `NAME_scale`: one a row of the matrix; of the projection one a column; and of a table whose
     weights can be factored one a feature and block of rows, which these products want. What is tied
     is stored once. All other Parameters are rounded to float16, which is also what `save_model`
-    writes of them and the scales; in memory they keep their dtype, in which the module computes.
-    Buffers stay as they are.
+    writes of them and the scales; in memory they keep their dtype, in which the module computes. So
+    are matrices of which a parametrization (torch.nn.utils.parametrize) makes weights, but for
+    weight norm: it may read signs or angles from them. Buffers stay as they are.
 
     It computes as before, but for the rounding: on CPUs with VNNI the inputs of products are
     rounded to 8 bits as well, each token by itself. Afterwards it is in eval mode, and nothing in
@@ -144,10 +147,11 @@ def _prepare(module: nn.Module) -> _Change:
     found: dict[Parameter, Kept] = {}
     owners: dict[nn.Module, dict[str, Kept]] = {module: {}}
     for path, owner in module.named_modules():
+        exact = isinstance(owner, ParametrizationList) and not is_weight_norm(owner)
         for name, parameter in owner._parameters.items():
             if is_lazy(parameter):
                 raise ShareError(f"{path}.{name} has no shape yet: call the module once")
-            if parameter is None or not parameter.is_floating_point():
+            if parameter is None or exact or not parameter.is_floating_point():
                 continue
             if sum(size > 1 for size in parameter.shape) > 1:
                 kept = found.setdefault(parameter, Kept(owner, name, blocks.get(parameter)))

@@ -166,7 +166,7 @@ def _weight_names(owner: nn.Module) -> list[str]:
 
 def _is_gain(owner: nn.Module, name: str) -> bool:
     """Whether it is the gain of weight norm, whose direction is another Parameter."""
-    if _is_weight_norm(owner):
+    if is_weight_norm(owner):
         return name == "original0"
     return name.endswith("_g") and normed_name(owner, f"{name[:-2]}_v") is not None
 
@@ -174,13 +174,13 @@ def _is_gain(owner: nn.Module, name: str) -> bool:
 def _weight_of(owner_path: str, owner: nn.Module, name: str) -> tuple[str, str]:
     """(path of the layer, its name of the weight) that the owner's Parameter `name` is, or is the
     direction of where the weight is weight-normed."""
-    if _is_weight_norm(owner) and name == "original1":
+    if is_weight_norm(owner) and name == "original1":
         layer_path, _, weight = owner_path.rpartition(".")
         return layer_path.rpartition("parametrizations")[0].rstrip("."), weight
     return owner_path, normed_name(owner, name) or name
 
 
-def _is_weight_norm(owner: nn.Module) -> bool:
+def is_weight_norm(owner: nn.Module) -> bool:
     """Whether it is what `torch.nn.utils.parametrizations.weight_norm` puts under a layer."""
     return (
         isinstance(owner, ParametrizationList)

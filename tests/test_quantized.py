@@ -134,6 +134,21 @@ class Blocks(Narrow):
             block.up, block.down = nn.Linear(64, 192), nn.Linear(192, 64, bias=False)
 
 
+def test_what_a_parametrization_reads_stays_exact() -> None:
+    """The orthogonal one keeps signs in a diagonal, as whole numbers."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 6))
+    module = nn.Sequential(nn.Embedding(9, 4), layer).eval()
+    tokens = torch.arange(9)
+    before = module(tokens)
+    quantize(module)
+    original = layer.parametrizations.weight.original
+    assert isinstance(original, nn.Parameter)
+    assert torch.equal(original, original.half().float())
+    found = module(tokens)
+    assert (found - before).norm() < 0.02 * before.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_other_dtypes(dtype) -> None:
     module = made("Narrow", "factored").to(dtype)

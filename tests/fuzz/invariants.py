@@ -296,6 +296,8 @@ def quantized(subject: Subject) -> None:
     found = values_of(module, tokens)
     cosine = nn.functional.cosine_similarity(found.flatten(), before.flatten(), 0)
     small = float(before.norm()) < 1e-6 or not before.isfinite().all()
+    # A layer norm of equal rows makes rounding as large as everything else.
+    small = small or "equal rows" in subject.case["model"]["oddities"]
     assert small or cosine > 0.9, f"cosine {float(cosine):.4f} of quantised outputs"
     on_cpu, int8._ON_CPU = int8._ON_CPU, False
     try:
