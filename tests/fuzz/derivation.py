@@ -45,7 +45,8 @@ def assert_near(found: Tensor, expected: Tensor, bound: float, what: str) -> Non
 
 def derive(plain: nn.Module, shared: nn.Module, tokens: Tensor) -> Expected:
     """What `shared` must give for `tokens`. `plain`: the same model, not shared, in float64."""
-    dtypes = {p.dtype for p in shared.state_dict().values() if p.is_floating_point()}
+    stored = (*shared.parameters(), *shared.buffers())
+    dtypes = {tensor.dtype for tensor in stored if tensor.is_floating_point()}
     noise = max(torch.finfo(dtype).eps for dtype in dtypes) * _longest_sum(shared, tokens)
     output, gradients = _run(plain, shared, tokens, 0.0)
     other_output, other_gradients = _run(plain, shared, tokens, noise)
