@@ -326,7 +326,7 @@ class Sides(nn.Module):
         self.encoder, self.decoder = Side(), Side()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.decoder(tokens, self.encoder(tokens))
+        return self.decoder(tokens, self.encoder(tokens).tanh()).tanh()  # steps stay small
 
 
 def _two_shared_modules_in_one() -> None:
