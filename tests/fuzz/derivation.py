@@ -52,12 +52,11 @@ def derive(plain: nn.Module, shared: nn.Module, tokens: Tensor) -> Expected:
     other_output, other_gradients = _run(plain, shared, tokens, noise)
     # Gradients that cancel are of the size of what was summed to them, which is not seen here.
     largest = max((float(g.abs().max()) for g in gradients.values()), default=0.0)
-    return Expected(
-        output,
-        gradients,
-        _bound(output, other_output, noise, float(output.abs().max())),
-        {n: _bound(g, other_gradients[n], noise, largest) for n, g in gradients.items()},
-    )
+    bounds = {n: _bound(g, other_gradients[n], noise, largest) for n, g in gradients.items()}
+    if inf in bounds.values():  # what is all rounding was passed on to others
+        bounds = dict.fromkeys(bounds, inf)
+    bound = _bound(output, other_output, noise, float(output.abs().max()))
+    return Expected(output, gradients, bound, bounds)
 
 
 def _bound(value: Tensor, disturbed: Tensor, noise: float, size: float) -> float:
