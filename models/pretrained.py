@@ -389,7 +389,9 @@ def _check_files(
                 plan = by_name.get(name.removeprefix(prefix))
                 if plan is not None:
                     try:
-                        state.check(plan, opened.get_tensor(name))
+                        found = state.read(plan, opened.get_tensor(name))
+                        if found.whiten != plan.whiten:
+                            raise ShareError("whiten is not that of the file's weights")
                     except ShareError as error:
                         raise _damaged(error) from None
 

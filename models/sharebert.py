@@ -73,6 +73,7 @@ class ShareBertConfig:
     layout: str = _option("aligned", "how columns are read as a matrix")
     blocks: int | None = _option(None, "aligned layout: at most this many rows in a column")
     table_gradient: float = _option(0.1, "share of the weights' gradient that reaches the table")
+    whiten: bool = _option(False, "the table's rows are read as an orthonormal basis (VEPS)")
     share_pooler: bool = _option(True, "the pooler's weight is read from the table, too")
     released: bool = _option(False, "exactly the model of the released code")
 
@@ -110,6 +111,11 @@ class ShareBertConfig:
             )
         if self.sharing not in SHARINGS:
             raise ShareError(f"sharing={self.sharing!r} is unknown: use {', '.join(SHARINGS)}")
+        if self.whiten and (self.released or self.sharing != "veps"):
+            raise ShareError(
+                f"whiten=True needs sharing='veps' and released=False, not {self.sharing!r} and "
+                f"{self.released}"
+            )
         if self.released and self.sharing != "none":
             self._check_released()
 
@@ -291,11 +297,13 @@ class ShareBert(nn.Module):
             "virtual_dim": config.hidden_size,
             "table_gradient": 1.0,
             "init": "paper",
+            "whiten": False,
         }
         ours: dict[str, Any] = {
             "layout": config.layout,
             "blocks": config.blocks,
             "table_gradient": config.table_gradient,
+            "whiten": config.whiten,
         }
         return share_from_embedding(
             self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,8 @@ def load_model(module: nn.Module, path: str | os.PathLike[str]) -> None:
         raise
     for rewrite in rewrites:
         rewrite.commit()
+    for (_, pool), (_, plan) in zip(named_pools(module), stored.plans, strict=True):
+        pool.read_as(plan)
     for root in narrowed:
         restructure(module.get_submodule(root))
     state = module.state_dict()
@@ -210,7 +212,7 @@ def _rewrites(module: nn.Module, stored: _Stored, path: Path) -> list[Rewrite]:
         )
         raise ShareError(f"{path}: the file shares {found}, the module shares {wanted}")
     for (_, plan), (_, mine) in zip(plans, own, strict=True):
-        difference = plan.difference(mine)
+        difference = plan.difference(replace(mine, whiten=plan.whiten))
         if difference is not None:
             raise ShareError(f"{path}: the file's plan is not the module's: {difference}")
     return []

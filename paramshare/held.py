@@ -183,7 +183,8 @@ def _state(tensors: list[Tensor]) -> State:
 
 def _is_written(frame: Frame, whole: bool) -> bool:
     """Whether what a kept frame was derived from was written to without a mark."""
-    if not any(key[0][0] in ("weight", "reduced") for key in list(frame)):  # other threads add
+    derived = ("weight", "reduced", "whitening")
+    if not any(key[0][0] in derived for key in list(frame)):  # other threads add
         return False  # views of what is stored are right whatever is written
     # A comparison makes a GPU wait: once a call of the whole module, not for each weight of a part.
     return any(s.differ(whole) for s in frame[_SAMPLES] if whole or s.device.type == "cpu")

@@ -86,6 +86,8 @@ def prepare_for_inference(
     chosen = _choose(record, memory_budget)
     _set(module, chosen)
     module.eval()
+    for pool in check_whole(module):
+        pool.fold()
     prepared = _predict(record, chosen)
     print(prepared)
     return prepared

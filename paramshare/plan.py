@@ -55,12 +55,13 @@ class SharingPlan:
     init: str = field(compare=False)  # whether EPS has constants shows in what is stored
     table_gradient: float = field(compare=False, default=1.0)
     width: int | None = None  # of the module's embedding, where embedding_dim narrowed its table
+    whiten: bool = False  # the projection is multiplied by the inverse root of the table's moments
 
     def to_dict(self) -> dict[str, Any]:
         """As dicts, lists, strings and numbers only."""
         plan = asdict(self)
         plan["groups"] = [{**group, "slots": list(group["slots"])} for group in plan["groups"]]
-        return {"version": 1, **plan}
+        return {"version": 2, **plan}
 
     @classmethod
     def from_dict(cls, plan: dict[str, Any]) -> SharingPlan:
@@ -69,11 +70,13 @@ class SharingPlan:
             raise ShareError(f"this is no sharing plan: a {type(plan).__name__}")
         plan = dict(plan)
         version = plan.pop("version", None)
-        if type(version) is not int or version != 1:
+        if type(version) is not int or version not in (1, 2):
             raise ShareError(
-                f"a sharing plan of version {shorten(version)} cannot be read, only of 1"
+                f"a sharing plan of version {shorten(version)} cannot be read, only of 1 and 2"
             )
         try:
+            if version == 1 and "whiten" in plan:
+                raise ValueError("version 1 knows no 'whiten'")
             groups = tuple(map(_read_group, _sequence(plan.pop("groups"), "groups")))
             made = cls(**plan, groups=groups)
             made._check()
@@ -96,6 +99,8 @@ class SharingPlan:
             raise ValueError("its table_gradient or columns are out of range")
         if not self.virtual and (self.projection_bias or self.table_gradient == 0):
             raise ValueError("it has no projection, but a bias of it or no gradient of the table")
+        if not self.virtual and self.whiten:
+            raise ValueError("it has no projection that could be whitened")
         position = 0
         for group in sorted(self.groups, key=lambda g: g.start):
             limit = group.blocks if group.layout == "aligned" else None
@@ -181,6 +186,7 @@ def make_plan(
     projection_bias: bool,
     table_gradient: float,
     init: str,
+    whiten: bool | None,
     execution: str,
     taken: list[tuple[int, int]],
 ) -> SharingPlan:
@@ -192,7 +198,15 @@ def make_plan(
     Raises ShareError when an option makes no sense or the columns do not suffice (Eq. 4).
     """
     _check_options(
-        virtual, layout, blocks, virtual_dim, projection_bias, table_gradient, init, execution
+        virtual,
+        layout,
+        blocks,
+        virtual_dim,
+        projection_bias,
+        table_gradient,
+        init,
+        whiten,
+        execution,
     )
     shapes = {name: (slots[0].rows, slots[0].cols) for name, slots in groups.items()}
     check_blocks(blocks, layout, max(largest_blocks(cols, tokens) for _, cols in shapes.values()))
@@ -242,6 +256,7 @@ def make_plan(
         groups=tuple(done),
         table_gradient=table_gradient,
         width=width,
+        whiten=virtual if whiten is None else whiten,
     )
 
 
@@ -288,6 +303,7 @@ def _check_options(
     projection_bias: bool,
     table_gradient: float,
     init: str,
+    whiten: bool | None,
     execution: str,
 ) -> None:
     for name, value, known in (
@@ -303,8 +319,13 @@ def _check_options(
         ("table_gradient", table_gradient, float | int),
         ("virtual", virtual, bool),
         ("projection_bias", projection_bias, bool),
+        ("whiten", whiten, bool | None),
     ):
-        if not isinstance(number, kind) or isinstance(number, bool) and kind is not bool:
+        if (
+            not isinstance(number, kind)
+            or isinstance(number, bool)
+            and kind not in (bool, bool | None)
+        ):
             raise ShareError(f"{name}={number!r} is a {type(number).__name__}, not {kind}")
     if not 0 <= table_gradient <= 1:
         raise ShareError(f"table_gradient={table_gradient} is out of range: use 0 to 1")
@@ -313,6 +334,8 @@ def _check_options(
             raise ShareError(f"virtual_dim={virtual_dim} needs virtual=True")
         if projection_bias:
             raise ShareError("projection_bias=True needs virtual=True")
+        if whiten:
+            raise ShareError("whiten=True needs virtual=True: it changes the projection")
         if table_gradient == 0:
             raise ShareError("table_gradient=0 needs virtual=True: with EPS nothing would train")
 

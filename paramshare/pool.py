@@ -6,8 +6,9 @@ import copy
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from paramshare.lifted import LiftedTable
 from paramshare.plan import Group, SharingPlan
 from paramshare.reduced import drop_reduced, reduced_input
 from paramshare.standin import tensors_of
+from paramshare.whiten import colored, sampled, whitened, whitening
 
 _ALIVE: weakref.WeakSet[Pool] = weakref.WeakSet()
 
@@ -83,6 +85,7 @@ class Pool(nn.Module):
         super().__init__()
         _check_size(embedding, plan)
         self.plan = plan
+        self.folded = False  # the projection is not that of training, see `fold`
         self._root: weakref.ref[nn.Module] | None = weakref.ref(root)
         self.embedding: nn.Module
         self.lift: nn.Module | None
@@ -126,17 +129,45 @@ class Pool(nn.Module):
             self.projection.zero_()  # columns that nothing reads
         elif self.scale is not None:
             self.scale.fill_(1)
-        for index, group in enumerate(self.plan.groups):
-            if group.spread is None:
+        wanted = [(i, group, group.spread) for i, group in enumerate(self.plan.groups)]
+        for _, group, spread in wanted:
+            if spread is not None and self.projection is not None:
+                self._columns_of(group).normal_(0, spread)
+        frame = new_frame(self._stored())
+        for index, group, spread in wanted:
+            found = float(self._generate([index], frame)[0].float().std(correction=0))
+            if spread is None or found == 0:
                 continue
             if self.projection is not None:
-                columns = self.projection[:, group.start : group.start + group.columns]
-                columns.normal_(0, group.spread)
-            spread = float(self._generate([index], {})[0].float().std(correction=0))
-            if spread > 0 and self.projection is not None:
-                columns.mul_(group.spread / spread)
-            elif spread > 0 and self.scale is not None:
-                self.scale[index] = group.spread / spread
+                self._columns_of(group).mul_(spread / found)
+            elif self.scale is not None:
+                self.scale[index] = spread / found
+
+    def _columns_of(self, group: Group) -> Tensor:
+        """Of the projection."""
+        assert self.projection is not None
+        return self.projection[:, group.start : group.start + group.columns]
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Makes the projection `S P` of `paramshare.whiten`, so that nothing has to be computed for
+        the weights that are read from it: for inference. `train()` takes it back."""
+        if self.plan.whiten:
+            self._change_projection(whitened)
+            self.plan, self.folded = replace(self.plan, whiten=False), True
+
+    @torch.no_grad()
+    def unfold(self) -> None:
+        """Undoes `fold`: the weights stay what they are, the projection is that of training."""
+        if self.folded:
+            self._change_projection(colored)
+            self.plan, self.folded = replace(self.plan, whiten=True), False
+
+    def _change_projection(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        frame = new_frame(self._stored())
+        for group in self.plan.groups:
+            columns = self._columns_of(group)
+            columns.copy_(change(self._whitening(group, frame), columns))
 
     # ------------------------------------------------------------------ what is read
 
@@ -273,19 +304,36 @@ class Pool(nn.Module):
         return encoded if device.type == "meta" else encoded.to(device)
 
     def set_extra_state(self, stored: Any) -> None:
-        """Raises ShareError where the state is of another plan."""
-        state.check(self.plan, stored)
+        """Reads the projection as the state says from now on. Raises ShareError where that is of
+        another plan."""
+        self.read_as(state.read(self.plan, stored))
+
+    def read_as(self, plan: SharingPlan) -> None:
+        """A projection that is going to be loaded is whitened or not as in this plan."""
+        self.plan, self.folded = replace(self.plan, whiten=plan.whiten), False
+        self.holder.kept = None
 
     def check_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Raises ShareError where a state_dict, in which the pool has this prefix, is of another
-        plan. One without a plan, from before there was any in it, passes."""
-        for name in (state.KEY, state.EARLIER):
-            if prefix + name in state_dict:
-                state.check(self.plan, state_dict[prefix + name])
+        plan, or says nothing of how its projection is read. One without a plan, from before there
+        was any in it, passes otherwise."""
+        plans = [
+            prefix + name for name in (state.KEY, state.EARLIER) if prefix + name in state_dict
+        ]
+        for name in plans:
+            state.read(self.plan, state_dict[name])
+        if not plans and self.plan.whiten and f"{prefix}projection" in state_dict:
+            raise ShareError(
+                f"this state has a projection and no sharing plan ({prefix}{state.KEY}): if it is "
+                "from before there was whitening, share with whiten=False, then load it; if a tool "
+                "has removed the plan, put it back"
+            )
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.check_state(state_dict, prefix)
-        state_dict.pop(prefix + state.EARLIER, None)
+        earlier = state_dict.pop(prefix + state.EARLIER, None)
+        if earlier is not None:
+            self.set_extra_state(earlier)
         state_dict.setdefault(prefix + state.KEY, self.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -309,6 +357,8 @@ class Pool(nn.Module):
         """Also drops what was kept for decoding, unless it is eval() once more."""
         if mode or self.training:
             self.holder.kept = None
+        if mode:
+            self.unfold()
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -382,16 +432,7 @@ class Pool(nn.Module):
 
     def _generate(self, indices: list[int], frame: Frame) -> list[Tensor]:
         """The weights of the groups, from one product."""
-        if (
-            torch.compiler.is_compiling()
-            or not torch.is_grad_enabled()
-            or torch._C._functorch.maybe_current_level() is not None  # has no such hooks
-        ):
-            return self._derive(indices, frame)
-        # Gradient checkpointing counts the tensors that a region saves, and a recomputation may
-        # derive what the first pass found held: what deriving saves (views of Parameters, no
-        # memory) is kept out of its sight.
-        with saved_tensors_hooks(_pack, _unpack):
+        with _out_of_sight():
             return self._derive(indices, frame)
 
     def _derive(self, indices: list[int], frame: Frame) -> list[Tensor]:
@@ -434,9 +475,40 @@ class Pool(nn.Module):
         if parts is None:
             source = self._table(frame) if self.projection is None else self.projection
             columns = self._split(source)
+            if self.plan.whiten:
+                columns = self._whitened(columns, frame)
             biases = [None] * len(columns) if self.bias is None else self._split(self.bias)
             parts = put(frame, key, self._device, list(zip(columns, biases, strict=True)))
         return parts
+
+    def _whitened(self, columns: list[Tensor], frame: Frame) -> list[Tensor]:
+        """The groups' columns, by one product for all that look at the same rows of the table."""
+        alike: dict[tuple[int, int], list[int]] = {}
+        for index, group in enumerate(self.plan.groups):
+            alike.setdefault(self._sampled(group), []).append(index)
+        found: list[Any] = [None] * len(columns)
+        for indices in alike.values():
+            matrix = self._whitening(self.plan.groups[indices[0]], frame)
+            with _out_of_sight():
+                joined = torch.cat([columns[index] for index in indices], dim=1)
+                together = whitened(matrix, joined)
+            parts = together.split([columns[index].shape[1] for index in indices], dim=1)
+            for index, part in zip(indices, parts, strict=True):
+                found[index] = part
+        return found
+
+    def _whitening(self, group: Group, frame: Frame) -> Tensor:
+        sample = self._sampled(group)
+        key = ("whitening", *sample)
+        matrix = look_up(frame, key, self._device)
+        if matrix is None:
+            _check_size(self.embedding, self.plan)
+            matrix = whitening(table_of(self.embedding), *sample)
+            put(frame, key, self._device, matrix)
+        return matrix
+
+    def _sampled(self, group: Group) -> tuple[int, int]:
+        return sampled(group.tokens_read(self.plan.tokens), self.plan.features)
 
     def _split(self, tensor: Tensor) -> list[Tensor]:
         """The groups' columns of the last dimension, by one split."""
@@ -483,6 +555,19 @@ def _pieces(groups: tuple[Group, ...], width: int) -> tuple[list[int], list[int]
         piece_of[index] = len(sizes) - 1
         position = group.start + group.columns
     return [*sizes, width - position], piece_of
+
+
+def _out_of_sight() -> AbstractContextManager[object]:
+    """Gradient checkpointing counts the tensors that a region saves, and a recomputation may derive
+    what the first pass found held: what deriving saves (views of Parameters, and small matrices) is
+    kept out of its sight."""
+    if (
+        torch.compiler.is_compiling()
+        or not torch.is_grad_enabled()
+        or torch._C._functorch.maybe_current_level() is not None  # has no such hooks
+    ):
+        return nullcontext()
+    return saved_tensors_hooks(_pack, _unpack)
 
 
 def _pack(tensor: Tensor) -> tuple[Tensor, int]:

@@ -58,6 +58,9 @@ def quantize(module: nn.Module) -> nn.Module:
         finite = parameter.is_meta or parameter.half().isfinite().all()
         if parameter.is_floating_point() and not finite:
             raise ShareError(f"{path} has values that are not finite, or too large for float16")
+    for pool in check_whole(module):
+        pool.fold()
+        pool.folded = False  # for good
     change.commit([int8.quantise(parameter, kept.block) for parameter, kept in change.weights])
     for parameter in module.parameters():
         if parameter.is_floating_point():

@@ -34,18 +34,20 @@ def encode(plan: SharingPlan) -> Tensor:
     return torch.tensor(data, dtype=torch.float16, device="cpu")  # with values, on meta as well
 
 
-def check(plan: SharingPlan, stored: Any) -> None:
-    """Raises ShareError where what `encode` made is damaged, or of another plan."""
+def read(plan: SharingPlan, stored: Any) -> SharingPlan:
+    """What `encode` made, which may be whitened or not, whatever `plan` is. Raises ShareError where
+    it is damaged, or another plan otherwise."""
     try:
         found = _decode(stored)
     except _DAMAGES as error:
         raise ShareError(f"the sharing plan in this state is damaged: {error}") from None
-    difference = found.difference(plan)
+    difference = found.difference(replace(plan, whiten=found.whiten))
     if difference is not None:
         raise ShareError(
             "this state is of a module that was shared otherwise: its plan differs in "
             f"{difference}; share the module with the same options, then load it"
         )
+    return found
 
 
 def _decode(stored: Tensor) -> SharingPlan:

@@ -58,6 +58,9 @@ class ShareConfig(FairseqDataclass):
         default="match",
         metadata={"help": "match: weights start with the spread of their layers' own init"},
     )
+    share_no_whiten: bool = field(
+        default=False, metadata={"help": "veps: read the table's rows as they are, not whitened"}
+    )
     share_table_gradient: float = field(
         default=0.1,
         metadata={"help": "share of the weights' gradient that reaches the table"},
@@ -112,6 +115,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
                 embedding_dim=cfg.share_embedding_dim,
                 table_gradient=cfg.share_table_gradient,
                 init=str(cfg.share_init),
+                whiten=cfg.share == "veps" and not cfg.share_no_whiten,
                 execution=str(cfg.share_execution),
             )
         except ShareError as error:

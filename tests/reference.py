@@ -37,16 +37,30 @@ def weights(
     scale: Tensor | None,
 ) -> dict[str, Tensor]:
     """The weight of every slot, by path; differentiable."""
-    virtual = table if projection is None else table @ projection
-    if bias is not None:
-        virtual = virtual + bias
     result = {}
     for index, group in enumerate(plan.groups):
+        read = whitening(plan, group, table) @ projection if plan.whiten else projection
+        virtual = table if read is None else table @ read
+        if bias is not None:
+            virtual = virtual + bias
         weight = virtual[places(group, plan.tokens)].view(group.rows, group.cols)
         if scale is not None:
             weight = weight * scale[index]
         result.update(dict.fromkeys(group.slots, weight))
     return result
+
+
+def whitening(plan: SharingPlan, group: Group, table: Tensor) -> Tensor:
+    """S for the group, by a QR decomposition of the rows that are looked at and of the ridge."""
+    read = group.blocks * group.cols if group.layout == "aligned" else plan.tokens
+    count = min(read, 8 * plan.features)
+    rows = table.detach()[torch.arange(count) * (read // count)]
+    length = rows.square().sum().div(count).sqrt()
+    spread = length * (count / plan.features) ** 0.5
+    ridge = 0.1 * spread * torch.eye(plan.features, dtype=rows.dtype)
+    _, upper = torch.linalg.qr(torch.cat([rows, ridge]))
+    upper = upper * upper.diagonal().sign().unsqueeze(1)
+    return torch.linalg.inv(upper) * (count / plan.features) ** 0.5
 
 
 def run(
