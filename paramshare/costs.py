@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paramshare.factored import TOKENS_AT_ONCE
 from paramshare.plan import Group, SharingPlan, factored_operations
+from paramshare.whiten import sampled
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,21 @@ def generation(plan: SharingPlan, group: Group) -> Cost:
     is_view = (group.layout == "column" or group.blocks == 1) and not group.out_last
     working = group.columns * plan.features + (0 if is_view else columns) + copies
     return Cost(columns * plan.features, 0, working)
+
+
+def whitening(plan: SharingPlan) -> Cost:
+    """Of what the projection is multiplied by, its products and what they give, which is held; in
+    training once a call, else once before it, and not at all where the projection is folded."""
+    if not plan.whiten:
+        return Cost(0, 0, 0)
+    read: dict[tuple[int, int], int] = {}  # columns by the rows that are looked at
+    for group in plan.groups:
+        sample = sampled(group.tokens_read(plan.tokens), plan.features)
+        read[sample] = read.get(sample, 0) + group.columns
+    square = plan.features**2
+    operations = sum(square * (count + columns) for (count, _), columns in read.items())
+    held = sum(square + plan.features * columns for columns in read.values())
+    return Cost(operations, held, held + 4 * square)
 
 
 def _scaled(plan: SharingPlan) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paramshare import derived, marks
-from paramshare.costs import cost, generation, kept_numbers
+from paramshare.costs import cost, generation, kept_numbers, whitening
 from paramshare.errors import ShareError
 from paramshare.held import weights_in
 from paramshare.operations import Tokens, call, evaluating, operation_counter
@@ -71,6 +71,7 @@ def prepare_for_inference(
     inputs, as a tuple or as a dict of keyword arguments. The module is called with them, its shared
     weights giving zeros, to see what they are applied to and which memory the rest takes.
 
+    What whitening makes of the projections is stored in their place; `train()` takes that back.
     The choice is for calls of that size without gradients; prepare for decoding with what one step
     is called with. Weights that are read in it, and not applied by `nn.Linear.forward`
     (attention, recurrent modules), stay materialized.
@@ -102,7 +103,7 @@ def predict(module: nn.Module, tokens: Tokens = 128) -> Prepared:
         for key in record.groups
         for pool, index in [key]
     }
-    return _predict(record, executions)
+    return _predict(record, executions, folded=False)
 
 
 def _groups(module: nn.Module) -> dict[Key, tuple[str, tuple[str, ...]]]:
@@ -246,10 +247,16 @@ def _replaced(module: nn.Module, forwards: dict[Key, Callable[[Tensor], Tensor]]
 # ---------------------------------------------------------------------- what is best
 
 
-def _predict(record: _Record, executions: dict[Key, str]) -> Prepared:
-    """What the call takes with these executions: operations exactly, bytes nearly."""
+def _predict(record: _Record, executions: dict[Key, str], folded: bool = True) -> Prepared:
+    """What the call takes with these executions: operations exactly, bytes nearly. folded: as if
+    all projections were, as they are going to be."""
     kept = generating = flops = 0
     for pool in {pool: None for pool, _ in executions}:
+        if not folded:
+            making = whitening(pool.plan)
+            flops += 2 * making.operations
+            generating = max(generating, kept + pool.dtype.itemsize * making.working)
+            kept += pool.dtype.itemsize * making.held
         for index, group in enumerate(pool.plan.groups):
             if executions[pool, index] == "materialized":
                 size = pool.dtype.itemsize

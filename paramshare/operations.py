@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paramshare.costs import generation
+from paramshare.costs import generation, whitening
 from paramshare.errors import ShareError
 from paramshare.marks import original_class, sources
 from paramshare.pool import Pool
@@ -144,7 +144,8 @@ def _sorted(module: nn.Module, counter: FlopCounterMode, generation: int) -> Ope
 
 def _generation(pool: Pool) -> int:
     groups = (g for g in pool.plan.groups if g.execution == "materialized")
-    return 2 * sum(generation(pool.plan, group).operations for group in groups)
+    made = sum(generation(pool.plan, group).operations for group in groups)
+    return 2 * (made + whitening(pool.plan).operations)
 
 
 # ---------------------------------------------------------------------- what torch does not count

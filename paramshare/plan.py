@@ -256,7 +256,7 @@ def make_plan(
         groups=tuple(done),
         table_gradient=table_gradient,
         width=width,
-        whiten=virtual if whiten is None else whiten,
+        whiten=(virtual and init == "match") if whiten is None else whiten,
     )
 
 

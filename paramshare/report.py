@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paramshare import marks
 from paramshare.checks import name_rows, rows_not_finite
-from paramshare.costs import cost, generation
+from paramshare.costs import cost, generation, whitening
 from paramshare.errors import ShareError
 from paramshare.files import whole_file
 from paramshare.plan import Group, SharingPlan
@@ -148,11 +148,13 @@ class Sharing:
             dense += uses * group.rows * group.cols
         materialized = [g for g in plan.groups if g.execution == "materialized"]
         once = sum(generation(plan, group).operations for group in materialized)
+        once += whitening(plan).operations
         lines = [f"multiply-adds a token {token:,}   dense {dense:,}   ratio {token / dense:.2f}"]
         if call:
             lines.append(f"{call:,} a call for tiles of blockwise weights")
         if once:
-            lines.append(f"{once:,} once for materialized weights (in training once a call)")
+            for_what = "materialized weights" if materialized else "whitening"
+            lines.append(f"{once:,} once for {for_what} (in training once a call)")
         return "; ".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -78,7 +78,7 @@ def share_from_embedding(
         init: "match": every weight starts with the spread that its layer's own initialisation
             gave it. "paper": N(0, 0.02) projection, and raw columns for EPS.
         whiten: read the table's rows as an orthonormal basis, see `paramshare.whiten`; default:
-            with virtual=True.
+            with virtual=True and init="match".
         execution: how weights are applied: "materialized", "factored" (never built; VEPS), or
             "blockwise" (a tile at a time), where their layers allow it; "auto" takes one of the
             first two by their operations. See `paramshare.prepare_for_inference`, too.

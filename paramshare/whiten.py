@@ -31,6 +31,8 @@ def whitening(table: Tensor, count: int, step: int) -> Tensor:
     rows' second moments, by their Cholesky factor, which changes smoothly with the table."""
     rows = table.detach()[: count * step : step]
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if rows.is_meta:  # where not all that follows has shapes
+        return rows.new_empty(rows.shape[1], rows.shape[1])
     with torch.autocast(rows.device.type, enabled=False):
         moments = rows.t() @ rows
         trace = moments.diagonal().sum().clamp_min(torch.finfo(rows.dtype).tiny ** 0.5)

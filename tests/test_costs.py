@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import paramshare
-from paramshare.costs import cost, generation, kept_numbers
+from paramshare.costs import cost, generation, kept_numbers, whitening
 from paramshare.trace import Allocations
 
 
@@ -54,6 +54,7 @@ def test_of_an_application(rows, cols, features, tokens, bias, blocks) -> None:
             execution=how,
             **({"layout": "column"} if how == "auto" else {"blocks": blocks}),
         )
+        sharing.pool.fold()
         plan = sharing.plan
         (group,) = plan.groups
         assert group.execution == execution
@@ -86,6 +87,7 @@ def test_of_an_application(rows, cols, features, tokens, bias, blocks) -> None:
 def test_of_generation(options: dict) -> None:
     module = Single(53, 20, 13, 17, bias=False).eval()
     sharing = paramshare.share_from_embedding(module, module.embedding, **options)
+    sharing.pool.fold()
     (group,) = sharing.plan.groups
     operations, peak, left = traced(lambda: sharing.pool.weight(0, False))
     making = generation(sharing.plan, group)
@@ -93,6 +95,18 @@ def test_of_generation(options: dict) -> None:
     assert making.operations == operations
     assert kept == left
     assert kept + making.working == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize("options", [{}, {"blocks": 1}, {"depth": "none"}, {"whiten": False}])
+def test_of_whitening(options: dict) -> None:
+    module = Single(53, 3, 40, 8, bias=False).eval()
+    sharing = paramshare.share_from_embedding(
+        module, module.embedding, execution="factored", **options
+    )
+    operations, peak, left = traced(lambda: sharing.pool._parts(sharing.pool._frame(False)))
+    found = whitening(sharing.plan)
+    assert (operations, left) == (found.operations, found.held)
+    assert found.working == pytest.approx(peak, rel=0.15)
 
 
 def test_an_input_that_was_reduced_already() -> None:

@@ -41,7 +41,8 @@ def executions(module: nn.Module) -> list[str]:
 
 def measured(module: nn.Module, inputs: tuple) -> tuple[int, int, int]:
     """Bytes kept, and at most alive beside them: in the first call, and in a later one."""
-    module.train().eval()  # drops what is kept
+    for pool in module._paramshare_pools:
+        pool.holder.kept = None
     with torch.no_grad():
         with Allocations() as first:
             module(*inputs)

@@ -90,10 +90,22 @@ def test_plan_survives_json() -> None:
         assert again.to_dict() == plan.to_dict()
 
 
+def test_plans_of_version_1_are_not_whitened() -> None:
+    data = plan_of().to_dict()
+    assert data["version"] == 2
+    assert data.pop("whiten")
+    found = SharingPlan.from_dict({**data, "version": 1})
+    assert not found.whiten
+    assert found.difference(plan_of(whiten=False)) is None
+    assert found.difference(plan_of()) == "whiten False against True"
+
+
 def test_unreadable_plans() -> None:
     data = plan_of().to_dict()
-    with pytest.raises(ShareError, match="version 2 cannot be read"):
-        SharingPlan.from_dict({**data, "version": 2})
+    with pytest.raises(ShareError, match="version 3 cannot be read, only of 1 and 2"):
+        SharingPlan.from_dict({**data, "version": 3})
+    with pytest.raises(ShareError, match="version 1 knows no 'whiten'"):
+        SharingPlan.from_dict({**data, "version": 1})
     with pytest.raises(ShareError, match="no sharing plan"):
         SharingPlan.from_dict({**data, "surprise": 1})
 

@@ -59,8 +59,11 @@ def test_one_product_a_forward_pass() -> None:
     with Count() as count:
         module.paramshare.enter(training=True, all_groups=True)
     module.paramshare.leave(None)
-    assert count.calls["mm"] == 1
-    assert count.calls["split_with_sizes"] == 2  # of the projection and of the product
+    # Of the table's rows with themselves, of that with the projection, and of the table with that.
+    assert count.calls["mm"] == 3
+    assert count.calls["linalg_cholesky_ex"] == 1
+    # Of the projection, of what it is whitened, and of the product.
+    assert count.calls["split_with_sizes"] == 3
 
 
 def test_factored_weights_are_not_generated() -> None:

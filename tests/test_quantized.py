@@ -51,6 +51,7 @@ def rounded(module: nn.Module) -> nn.Module:
     for _, pool in named_pools(module):
         aligned = any(group.layout == "aligned" for group in pool.plan.groups)
         tables[pool.embedding.weight] = aligned  # one block: others have 64 rows and more
+        pool.fold()  # scales are of what is read
         projections.add(pool.projection)
     for parameter in module.parameters():
         values = parameter.detach().numpy()
