@@ -93,7 +93,8 @@ def whitening(plan: SharingPlan) -> Cost:
     square = plan.features**2
     operations = sum(square * (count + columns) for (count, _), columns in read.items())
     held = sum(square + plan.features * columns for columns in read.values())
-    return Cost(operations, held, held + 4 * square)
+    joined = plan.features * max(read.values())
+    return Cost(operations, held, held + max(3 * square, joined))
 
 
 def _scaled(plan: SharingPlan) -> bool:

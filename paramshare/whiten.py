@@ -9,6 +9,8 @@ table alone: nothing is stored for it, and no gradient flows through it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -31,9 +33,7 @@ def whitening(table: Tensor, count: int, step: int) -> Tensor:
     rows' second moments, by their Cholesky factor, which changes smoothly with the table."""
     rows = table.detach()[: count * step : step]
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    if rows.is_meta:  # where not all that follows has shapes
-        return rows.new_empty(rows.shape[1], rows.shape[1])
-    with torch.autocast(rows.device.type, enabled=False):
+    with _without_autocast(rows):
         moments = rows.t() @ rows
         trace = moments.diagonal().sum().clamp_min(torch.finfo(rows.dtype).tiny ** 0.5)
         identity = torch.eye(len(moments), dtype=rows.dtype, device=rows.device)
@@ -46,7 +46,7 @@ def whitening(table: Tensor, count: int, step: int) -> Tensor:
 
 def whitened(whitening: Tensor, columns: Tensor) -> Tensor:
     """S P: the columns of the projection that a whitened weight is read from."""
-    with torch.autocast(columns.device.type, enabled=False):
+    with _without_autocast(columns):
         return (whitening @ columns.to(whitening.dtype)).to(columns.dtype)
 
 
@@ -54,3 +54,8 @@ def colored(whitening: Tensor, columns: Tensor) -> Tensor:
     """P of S P."""
     found = torch.linalg.solve_triangular(whitening, columns.to(whitening.dtype), upper=True)
     return found.to(columns.dtype)
+
+
+def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """In the tensors' own precision. torch has no autocast on the meta device, not even to end it."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)

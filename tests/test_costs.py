@@ -99,7 +99,7 @@ def test_of_generation(options: dict) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"blocks": 1}, {"depth": "none"}, {"whiten": False}])
 def test_of_whitening(options: dict) -> None:
-    module = Single(53, 3, 40, 8, bias=False).eval()
+    module = Single(210, 20, 60, 24, bias=False).eval()
     sharing = paramshare.share_from_embedding(
         module, module.embedding, execution="factored", **options
     )
