@@ -57,5 +57,5 @@ def colored(whitening: Tensor, columns: Tensor) -> Tensor:
 
 
 def _without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """In the tensors' own precision. torch has no autocast on the meta device, not even to end it."""
+    """In its own precision. torch has no autocast on the meta device, not even to end it."""
     return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
