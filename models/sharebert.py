@@ -297,7 +297,6 @@ class ShareBert(nn.Module):
             "virtual_dim": config.hidden_size,
             "table_gradient": 1.0,
             "init": "paper",
-            "whiten": False,
         }
         ours: dict[str, Any] = {
             "layout": config.layout,

@@ -186,7 +186,7 @@ def make_plan(
     projection_bias: bool,
     table_gradient: float,
     init: str,
-    whiten: bool | None,
+    whiten: bool,
     execution: str,
     taken: list[tuple[int, int]],
 ) -> SharingPlan:
@@ -256,7 +256,7 @@ def make_plan(
         groups=tuple(done),
         table_gradient=table_gradient,
         width=width,
-        whiten=(virtual and init == "match") if whiten is None else whiten,
+        whiten=whiten,
     )
 
 
@@ -303,7 +303,7 @@ def _check_options(
     projection_bias: bool,
     table_gradient: float,
     init: str,
-    whiten: bool | None,
+    whiten: bool,
     execution: str,
 ) -> None:
     for name, value, known in (
@@ -319,13 +319,9 @@ def _check_options(
         ("table_gradient", table_gradient, float | int),
         ("virtual", virtual, bool),
         ("projection_bias", projection_bias, bool),
-        ("whiten", whiten, bool | None),
+        ("whiten", whiten, bool),
     ):
-        if (
-            not isinstance(number, kind)
-            or isinstance(number, bool)
-            and kind not in (bool, bool | None)
-        ):
+        if not isinstance(number, kind) or isinstance(number, bool) and kind is not bool:
             raise ShareError(f"{name}={number!r} is a {type(number).__name__}, not {kind}")
     if not 0 <= table_gradient <= 1:
         raise ShareError(f"table_gradient={table_gradient} is out of range: use 0 to 1")

@@ -43,7 +43,7 @@ def share_from_embedding(
     embedding_dim: int | None = None,
     table_gradient: float = 0.1,
     init: str = "match",
-    whiten: bool | None = None,
+    whiten: bool = False,
     execution: str = "auto",
     optimizers: Iterable[Optimizer] | None = None,
 ) -> Sharing:
@@ -77,8 +77,8 @@ def share_from_embedding(
             learn slowly; measured in recipes/iwslt15_envi (probe.py).
         init: "match": every weight starts with the spread that its layer's own initialisation
             gave it. "paper": N(0, 0.02) projection, and raw columns for EPS.
-        whiten: read the table's rows as an orthonormal basis, see `paramshare.whiten`; default:
-            with virtual=True and init="match".
+        whiten: read the table's rows as if they were an orthonormal basis, whatever the table
+            learns (VEPS); see `paramshare.whiten`. Nothing is stored for it.
         execution: how weights are applied: "materialized", "factored" (never built; VEPS), or
             "blockwise" (a tile at a time), where their layers allow it; "auto" takes one of the
             first two by their operations. See `paramshare.prepare_for_inference`, too.

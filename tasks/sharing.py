@@ -58,8 +58,9 @@ class ShareConfig(FairseqDataclass):
         default="match",
         metadata={"help": "match: weights start with the spread of their layers' own init"},
     )
-    share_no_whiten: bool = field(
-        default=False, metadata={"help": "veps: read the table's rows as they are, not whitened"}
+    share_whiten: bool = field(
+        default=False,
+        metadata={"help": "veps: read the table's rows as if they were an orthonormal basis"},
     )
     share_table_gradient: float = field(
         default=0.1,
@@ -115,7 +116,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
                 embedding_dim=cfg.share_embedding_dim,
                 table_gradient=cfg.share_table_gradient,
                 init=str(cfg.share_init),
-                whiten=cfg.share == "veps" and not cfg.share_no_whiten,
+                whiten=cfg.share_whiten,
                 execution=str(cfg.share_execution),
             )
         except ShareError as error:
@@ -176,7 +177,7 @@ class SharingTask:
 def in_options(error: ShareError) -> str:
     """The error of the call, with fairseq's names of the options."""
     text = str(error).replace("select=, ", "").replace("virtual=True", "--share veps")
-    names = "depth|layout|blocks|virtual_dim|embedding_dim|table_gradient|init|execution"
+    names = "depth|layout|blocks|virtual_dim|embedding_dim|table_gradient|init|whiten|execution"
     return re.sub(rf"\b({names})=", lambda found: f"--share-{found[1].replace('_', '-')} ", text)
 
 

@@ -54,16 +54,22 @@ def test_each_weight_once_a_forward_pass() -> None:
 
 
 def test_one_product_a_forward_pass() -> None:
-    module = build("Encoder")
-    share_from_embedding(module, module.embedding)
-    with Count() as count:
-        module.paramshare.enter(training=True, all_groups=True)
-    module.paramshare.leave(None)
+    counts = []
+    for whiten in (False, True):
+        module = build("Encoder")
+        share_from_embedding(module, module.embedding, whiten=whiten)
+        with Count() as count:
+            module.paramshare.enter(training=True, all_groups=True)
+        module.paramshare.leave(None)
+        counts.append(count.calls)
+    plain, whitened = counts
+    assert plain["mm"] == 1
+    assert plain["split_with_sizes"] == 2  # of the projection and of the product
     # Of the table's rows with themselves, of that with the projection, and of the table with that.
-    assert count.calls["mm"] == 3
-    assert count.calls["linalg_cholesky_ex"] == 1
+    assert whitened["mm"] == 3
+    assert whitened["linalg_cholesky_ex"] == 1
     # Of the projection, of what it is whitened, and of the product.
-    assert count.calls["split_with_sizes"] == 3
+    assert whitened["split_with_sizes"] == 3
 
 
 def test_factored_weights_are_not_generated() -> None:

@@ -29,6 +29,7 @@ SHARED = {
     "blockwise": {"execution": "blockwise"},
     "lifted": {"embedding_dim": 3},
     "token": {"layout": "token", "depth": "none"},
+    "whitened": {"whiten": True, "depth": "none"},
 }
 # Layers that are called; and a table that can be narrowed.
 CALLED = {"Seq2Seq", "Narrow", "Recurring", "Chain", "Convolutional", "Raw"}

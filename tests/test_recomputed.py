@@ -114,10 +114,11 @@ class Attention(nn.Module):
         return x
 
 
-def test_training_keeps_no_more_than_ordinary_weights() -> None:
+@pytest.mark.parametrize("whiten", [False, True])
+def test_training_keeps_no_more_than_ordinary_weights(whiten: bool) -> None:
     torch.manual_seed(0)
     module = Attention().double()
-    paramshare.share_from_embedding(module, module.embedding, table_gradient=1.0)
+    paramshare.share_from_embedding(module, module.embedding, table_gradient=1.0, whiten=whiten)
     assert {g.execution for p in module._paramshare_pools for g in p.plan.groups} == {"factored"}
     plain = paramshare.materialize(copy.deepcopy(module))
     tokens = torch.randint(256, (64,))
@@ -131,5 +132,5 @@ def test_training_keeps_no_more_than_ordinary_weights() -> None:
         gradients.append(each.lift.weight.grad)
     assert_passes_close(*outputs)
     assert_passes_close(*gradients)
-    # Beside the whitened projection, which is of the size of the stored one.
+    # Whitened, also the projection that is read.
     assert kept[0] <= kept[1] + 8 * whitening(module.paramshare.plan).held

@@ -30,10 +30,20 @@ def test_one_line_a_group_then_the_totals() -> None:
     operations = 3 * (48 * 16 + 16 * 16 + 24 * 16 + 16 * 24)
     assert lines[6] == (
         f"multiply-adds a token {operations:,}   dense {operations:,}   ratio 1.00; "
-        f"{38 * 48 * 16 + 16 * 16 * (48 + 38):,} once for materialized weights (in training once a "
-        "call)"
+        f"{38 * 48 * 16:,} once for materialized weights (in training once a call)"
     )
     assert lines[7] == f"stored {stored:,}   dense {dense:,}   compression {ratio}x"
+
+
+def test_says_what_whitening_takes() -> None:
+    """The moments of 48 rows of 16 features, and a product with 38 columns."""
+    module = build("Encoder")
+    once = 38 * 48 * 16 + 16 * 16 * (48 + 38)
+    said = str(share_from_embedding(module, module.embedding, whiten=True))
+    assert f"{once:,} once for materialized weights (in training once a call)" in said
+    module = build("Narrow")
+    said = str(share_from_embedding(module, module.embedding, whiten=True))
+    assert "once for whitening (in training once a call)" in said
 
 
 def test_says_which_weights_run_factored_and_which_fell_back() -> None:
