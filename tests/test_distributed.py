@@ -35,6 +35,7 @@ MODELS = {
     "factorised table": ("Encoder", {"embedding_dim": 8}),
     "two stacks": ("Seq2Seq", {"depth": "none", "projection_bias": True}),
     "factored": ("Narrow", {"projection_bias": True}),
+    "whitened": ("Narrow", {"whiten": True, "blocks": 1, "depth": "none"}),
     "blockwise": ("Narrow", {"execution": "blockwise"}),
     "LSTM": ("Recurrent", {"layout": "column"}),
     "LSTM, EPS": ("Recurrent", {"virtual": False, "select": _hidden}),

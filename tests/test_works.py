@@ -34,6 +34,7 @@ WAYS = {
     "veps-token": {"layout": "token", "projection_bias": True, "virtual_dim": 300},
     "veps-none": {"depth": "none", "table_gradient": 0.0},
     "veps-paper": {"init": "paper"},
+    "veps-whitened": {"whiten": True, "depth": "none", "blocks": 2},
     "eps-aligned": {"virtual": False, "table_gradient": 0.25},
     "eps-column": {"virtual": False, "layout": "column"},
     "eps-token": {"virtual": False, "layout": "token", "init": "paper"},
@@ -222,7 +223,10 @@ def test_dtype_and_device_moves(name: str) -> None:
     assert meta(tokens.to("meta"), padding).is_meta
 
 
-AUTOCAST_WAYS = ["veps-aligned", "veps-aligned-bias", "veps-column", "veps-token", "veps-none"]
+AUTOCAST_WAYS = [
+    *("veps-aligned", "veps-aligned-bias", "veps-column", "veps-token", "veps-none"),
+    "veps-whitened",
+]
 
 
 @pytest.mark.parametrize("way", AUTOCAST_WAYS)
