@@ -75,8 +75,8 @@ class SharingPlan:
                 f"a sharing plan of version {shorten(version)} cannot be read, only of 1 and 2"
             )
         try:
-            if version == 1 and "whiten" in plan:
-                raise ValueError("version 1 knows no 'whiten'")
+            if ("whiten" in plan) != (version > 1):
+                raise ValueError(f"'whiten' belongs to version 2, and this is of {version}")
             groups = tuple(map(_read_group, _sequence(plan.pop("groups"), "groups")))
             made = cls(**plan, groups=groups)
             made._check()

@@ -75,6 +75,8 @@ class Pool(nn.Module):
     optional `bias` `(columns,)`; `scale`, a buffer, has one number a group.
     """
 
+    folded = False  # the projection is not that of training, see `fold`
+
     def __init__(
         self, root: nn.Module, plan: SharingPlan, embedding: nn.Module, lift: nn.Module | None
     ) -> None:
@@ -85,7 +87,6 @@ class Pool(nn.Module):
         super().__init__()
         _check_size(embedding, plan)
         self.plan = plan
-        self.folded = False  # the projection is not that of training, see `fold`
         self._root: weakref.ref[nn.Module] | None = weakref.ref(root)
         self.embedding: nn.Module
         self.lift: nn.Module | None

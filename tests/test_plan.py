@@ -104,10 +104,13 @@ def test_unreadable_plans() -> None:
     data = plan_of().to_dict()
     with pytest.raises(ShareError, match="version 3 cannot be read, only of 1 and 2"):
         SharingPlan.from_dict({**data, "version": 3})
-    with pytest.raises(ShareError, match="version 1 knows no 'whiten'"):
+    with pytest.raises(ShareError, match="'whiten' belongs to version 2, and this is of 1"):
         SharingPlan.from_dict({**data, "version": 1})
     with pytest.raises(ShareError, match="no sharing plan"):
         SharingPlan.from_dict({**data, "surprise": 1})
+    del data["whiten"]
+    with pytest.raises(ShareError, match="'whiten' belongs to version 2, and this is of 2"):
+        SharingPlan.from_dict(data)
 
 
 def numbers_and_words(data, where=()):

@@ -33,6 +33,7 @@ CASES = {case.name.removeprefix("transformers "): case for case in transformers_
 BERT = CASES["BertForMaskedLM"]
 LLAMA = CASES["LlamaForCausalLM"]
 SMALL = transformers_models.ENCODER
+OPTIONS = [{}, {"embedding_dim": 6, "whiten": True}]
 TOKENS = 200  # enough for the columns of the table to be the weights (EPS)
 
 
@@ -82,7 +83,7 @@ def assert_ordinary(model: nn.Module) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["veps", "factorised"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_round_trip(case: Case, options, tmp_path) -> None:
     """By the class that was saved, twice; the file holds what is stored and no more."""
@@ -203,7 +204,7 @@ torch.save(copy.deepcopy(model)(torch.arange(9)[None]).logits, sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["veps", "factorised"])
 def test_in_a_fresh_process(options, tmp_path) -> None:
     """It says nothing of what the file holds for others."""
     model = share(bert(), **options)
@@ -299,7 +300,7 @@ def test_unpickled_elsewhere(tmp_path) -> None:
 # ---------------------------------------------------------------------- ties
 
 
-@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["veps", "factorised"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_tie_weights(case: Case, options) -> None:
     """It can be called again, and leaves what is tied tied."""
@@ -333,7 +334,7 @@ def test_a_head_of_its_own_is_not_saved_where_it_would_be_tied_again(tmp_path) -
     paramshare.save_model(model, tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["veps", "factorised"])
 def test_resizing_needs_plain_weights(options) -> None:
     model = share(bert(), **options)
     expected = output(model)
@@ -422,7 +423,7 @@ def test_plans_are_only_in_the_file(tmp_path) -> None:
         assert torch.equal(output(in_memory(again)), output(saved))
 
 
-@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["veps", "factorised"])
 def test_materialized_is_plain(options, tmp_path) -> None:
     model = share(bert(), **options)
     model.save_pretrained(tmp_path / "shared")
@@ -519,7 +520,9 @@ def _change(folder: Path, change: Any) -> None:
         lambda entry: entry["sharings"][0].update(plan=[]),
         lambda entry: entry["sharings"][0].pop("root"),
         lambda entry: entry["sharings"][0]["plan"].pop("groups"),
-        lambda entry: entry["sharings"][0]["plan"].update(version=2),
+        lambda entry: entry["sharings"][0]["plan"].update(version=3),
+        lambda entry: entry["sharings"][0]["plan"].update(whiten=True),
+        lambda entry: entry["sharings"][0]["plan"].pop("whiten"),
         lambda entry: entry["sharings"][0]["plan"]["groups"][0].update(columns=1),
         # Plans of other models, by which these weights would be noise, or of other sizes.
         lambda entry: entry["sharings"][0]["plan"]["groups"][0].update(out_last=True),
@@ -611,7 +614,7 @@ def test_trainer_with_mixed_precision(tmp_path) -> None:
     assert_falling(training)
 
 
-@pytest.mark.parametrize("options", [{}, {"embedding_dim": 6}], ids=["veps", "factorised"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["veps", "factorised"])
 def test_trainer(options, tmp_path) -> None:
     """It trains, its checkpoints can be loaded, and a training that goes on from one ends the
     same."""
