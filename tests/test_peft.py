@@ -121,7 +121,7 @@ def test_attention_that_merges_in_every_forward_is_refused() -> None:
 def test_adapters_train_and_are_saved_by_themselves(tmp_path) -> None:
     model, targets = shared(linear)
     adapted = peft.get_peft_model(model, config("lora", targets, linear))
-    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], 0.5)
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], 20.0)
     table = model.get_input_embeddings().weight.clone()
     before = output(adapted)
     for _ in range(2):

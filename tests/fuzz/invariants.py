@@ -203,10 +203,11 @@ def a_step(subject: Subject) -> None:
     tokens = subject.tokens
     before = values_of(module, tokens)
     trained = [p for p in module.parameters() if p.requires_grad]
-    if not trained:
+    output = module(tokens)
+    if not output.requires_grad:  # what trains may have no part in it
         return
     optimizer = torch.optim.SGD(trained, 0.5)
-    loss(module(tokens)).backward()
+    loss(output).backward()
     moves = any(p.grad is not None and bool(p.grad.abs().max() > 1e-6) for p in trained)
     optimizer.step()
     after = values_of(module, tokens)
