@@ -311,8 +311,9 @@ class Pool(nn.Module):
 
     def read_as(self, plan: SharingPlan) -> None:
         """A projection that is going to be loaded is whitened or not as in this plan."""
-        self.plan, self.folded = replace(self.plan, whiten=plan.whiten), False
-        self.holder.kept = None
+        if plan.whiten != self.plan.whiten:
+            self.plan, self.folded = replace(self.plan, whiten=plan.whiten), False
+            self.holder.kept = None
 
     def check_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Raises ShareError where a state_dict, in which the pool has this prefix, is of another

@@ -136,10 +136,17 @@ def test_folded_for_inference_and_back_in_training() -> None:
     assert not module.paramshare.plan.whiten
     assert not torch.allclose(module.paramshare.projection, projection)
     torch.testing.assert_close(output(module), before)
+    module.load_state_dict(module.state_dict())
+    module.load_state_dict({"embedding.weight": module.embedding.weight}, strict=False)
     module.train()
     assert module.paramshare.plan.whiten
     torch.testing.assert_close(module.paramshare.projection, projection)
     torch.testing.assert_close(output(module.eval()), before)
+    state = module.state_dict()
+    prepare_for_inference(module, tokens=batch())
+    module.load_state_dict(state)  # as it was in training
+    assert module.paramshare.plan.whiten
+    torch.testing.assert_close(output(module), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
