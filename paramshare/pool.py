@@ -165,10 +165,13 @@ class Pool(nn.Module):
             self.plan, self.folded = replace(self.plan, whiten=True), False
 
     def _change_projection(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        assert self.projection is not None
+        changed = self.projection.clone()
         frame = new_frame(self._stored())
         for group in self.plan.groups:
-            columns = self._columns_of(group)
+            columns = changed[:, group.start : group.start + group.columns]
             columns.copy_(change(self._whitening(group, frame), columns))
+        self.projection.data = changed  # a state_dict that somebody holds stays what it is
 
     # ------------------------------------------------------------------ what is read
 
