@@ -195,9 +195,19 @@ def make_plan(
     taken: (first, end) of EPS columns of this table that earlier calls use; ours are a free run
     beside them. In the token layout columns are handed out from the last one backwards, as the
     released code does.
-    Raises ShareError where the options, which `check_options` has checked, do not go together with
-    the weights, or the columns do not suffice (Eq. 4).
+    Raises ShareError when an option makes no sense or the columns do not suffice (Eq. 4).
     """
+    _check_options(
+        virtual,
+        layout,
+        blocks,
+        virtual_dim,
+        projection_bias,
+        table_gradient,
+        init,
+        whiten,
+        execution,
+    )
     shapes = {name: (slots[0].rows, slots[0].cols) for name, slots in groups.items()}
     check_blocks(blocks, layout, max(largest_blocks(cols, tokens) for _, cols in shapes.values()))
     fits = {name: fit(layout, *shape, tokens, blocks) for name, shape in shapes.items()}
@@ -285,8 +295,7 @@ def possible_executions(layout: str, virtual: bool) -> tuple[str, ...]:
     return ("materialized", "blockwise", "factored") if virtual else ("materialized", "blockwise")
 
 
-def check_options(
-    *,
+def _check_options(
     virtual: bool,
     layout: str,
     blocks: int | None,
@@ -297,7 +306,6 @@ def check_options(
     whiten: bool,
     execution: str,
 ) -> None:
-    """Raises ShareError where an option of the call makes no sense, whatever the module."""
     for name, value, known in (
         ("layout", layout, LAYOUTS),
         ("init", init, INITS),

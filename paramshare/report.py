@@ -19,8 +19,6 @@ from paramshare.pool import Pool, table_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from paramshare.budget import Split
-
 
 def count_parameters(module: nn.Module) -> int:
     """Numbers that the module stores: its Parameters, each once, the constants of EPS, and what
@@ -53,16 +51,12 @@ class Sharing:
     given the same input, it says once the module has run.
 
     dense_parameters: numbers that the same module stored before the call.
-    chosen: the split of the budget, where the call was given one (`stored=`).
     """
 
-    def __init__(
-        self, module: nn.Module, pool: Pool, dense_parameters: int, chosen: Split | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, pool: Pool, dense_parameters: int) -> None:
         self.module = module
         self.pool = pool
         self.dense_parameters = dense_parameters
-        self.chosen = chosen
 
     @property
     def plan(self) -> SharingPlan:
@@ -129,8 +123,6 @@ class Sharing:
             lines.append(f"not finite: {name_rows(rows)} of {plan.table}, and all that reads there")
         if self.pool.projection is not None and rows_not_finite(self.pool.projection):
             lines.append("not finite: the projection, and all weights that read it")
-        if self.chosen is not None:
-            lines.append(f"chosen: {self.chosen}; {self.chosen.left:,} of stored= are left")
         if any(map(marks.is_quantized, self.module.modules())):
             lines.append(f"quantised: {count_bytes(self.module):,} bytes")
         lines.append(self._operations())

@@ -12,7 +12,6 @@ from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
 from paramshare import derived, marks
-from paramshare.budget import Budget, check_stored
 from paramshare.checks import (
     check_embedding_dim,
     check_finite,
@@ -23,7 +22,7 @@ from paramshare.checks import (
 from paramshare.depth import DepthMap, check_depth, group_slots
 from paramshare.errors import ShareError
 from paramshare.optimizers import check_optimizers, optimizers_of, repair_optimizers
-from paramshare.plan import SharingPlan, check_options, make_plan
+from paramshare.plan import SharingPlan, make_plan
 from paramshare.pool import Pool, columns_taken, is_read, readers, table_of
 from paramshare.report import Sharing, count_parameters
 from paramshare.rewrite import apply_plan, join
@@ -35,9 +34,8 @@ def share_from_embedding(
     embedding: nn.Module,
     virtual: bool = True,
     *,
-    stored: int | None = None,
     select: Select | None = None,
-    depth: DepthMap | None = None,
+    depth: DepthMap = "all",
     layout: str = "aligned",
     blocks: int | None = None,
     virtual_dim: int | None = None,
@@ -45,7 +43,7 @@ def share_from_embedding(
     embedding_dim: int | None = None,
     table_gradient: float = 0.1,
     init: str = "match",
-    whiten: bool | None = None,
+    whiten: bool = False,
     execution: str = "auto",
     optimizers: Iterable[Optimizer] | None = None,
 ) -> Sharing:
@@ -60,14 +58,11 @@ def share_from_embedding(
             the table. The `padding_idx` row is read like any other and gets gradients from it.
         virtual: True (VEPS): read `table @ projection` with a learned `(features, columns)`
             projection. False (EPS): read the table's own columns, which must suffice.
-        stored: a budget: how many parameters the whole module may store (VEPS). `embedding_dim`,
-            `blocks` and `depth` are then chosen, unless they are given; `print(sharing)` says what
-            was chosen, and `paramshare.budget` by which rule.
         select: `(parameter path, owner module) -> bool`; replaces the default, which takes the
             dense weights in the outermost stacks of layers.
         depth: which weights read the same columns: "all" the same weight at every depth, "none"
             each its own, "sequence:M", "cycle:M", "cycle-rev:M", "sandwich", or a callable
-            path -> key; see `paramshare.depth.group_slots`. Default, without a budget: "all".
+            path -> key; see `paramshare.depth.group_slots`.
         layout: "aligned", "column" or "token"; see `paramshare.layout`.
         blocks: aligned only: at most this many rows of a weight in one column. Fewer cost
             columns and rank (at most `blocks * features`) and save operations when factored.
@@ -83,8 +78,7 @@ def share_from_embedding(
         init: "match": every weight starts with the spread that its layer's own initialisation
             gave it. "paper": N(0, 0.02) projection, and raw columns for EPS.
         whiten: read the table's rows as if they were an orthonormal basis, whatever the table
-            learns; see `paramshare.whiten`. Nothing is stored for it. Default: with VEPS, unless
-            init="paper", whose weights are those of the released code.
+            learns (VEPS); see `paramshare.whiten`. Nothing is stored for it.
         execution: how weights are applied: "materialized", "factored" (never built; VEPS), or
             "blockwise" (a tile at a time), where their layers allow it; "auto" takes one of the
             first two by their operations. See `paramshare.prepare_for_inference`, too.
@@ -99,20 +93,7 @@ def share_from_embedding(
     optimizers = optimizers_of(optimizers)
     if select is not None and not callable(select):
         raise ShareError(f"select={select!r} must be a callable (path, owner) -> bool")
-    check_depth("all" if depth is None else depth)
-    whiten = virtual is True and init != "paper" if whiten is None else whiten
-    check_options(
-        virtual=virtual,
-        layout=layout,
-        blocks=blocks,
-        virtual_dim=virtual_dim,
-        projection_bias=projection_bias,
-        table_gradient=table_gradient,
-        init=init,
-        whiten=whiten,
-        execution=execution,
-    )
-    check_stored(stored, virtual)
+    check_depth(depth)
     check_not_quantized(module)
     embedding = _narrow(embedding)
     table_path = check_target(module, embedding)
@@ -128,26 +109,10 @@ def share_from_embedding(
                 "weights with select=, or call paramshare.materialize first"
             )
     removed = check_slots(module, slots, table)
-    chosen = None
-    if stored is not None:
-        chosen = Budget(
-            stored,
-            module,
-            table,
-            slots,
-            depth=depth,
-            layout=layout,
-            blocks=blocks,
-            virtual_dim=virtual_dim,
-            projection_bias=projection_bias,
-            embedding_dim=embedding_dim,
-            may_narrow=not is_read(table) and table.grad is None,
-        ).split()
-        embedding_dim, blocks, depth = chosen.embedding_dim, chosen.blocks, chosen.depth
     if embedding_dim is not None:
         removed.append(table)
     plan = make_plan(
-        group_slots(slots, "all" if depth is None else depth),
+        group_slots(slots, depth),
         table=table_path,
         tokens=tokens,
         features=embedding_dim or features,
@@ -171,7 +136,7 @@ def share_from_embedding(
     pool = apply_plan(module, plan)
     added = {name: p for name, p in module.named_parameters() if id(p) not in before}
     repair_optimizers(optimizers, removed, added)
-    return Sharing(module, pool, dense, chosen)
+    return Sharing(module, pool, dense)
 
 
 @torch.no_grad()

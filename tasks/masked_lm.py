@@ -202,8 +202,7 @@ def _config(cfg: Any, task: SharedMaskedLMTask) -> ShareBertConfig:
     own = {f.name: _value(f, getattr(cfg, _option(f))) for f in _OWN}
     sharing = {name: getattr(task.cfg, option) for name, option in _SHARING.items()}
     sharing |= {name: str(sharing[name]) for name in ("sharing", "layout")}  # else Enums
-    given = {name: value for name, value in sharing.items() if value is not None}
-    return ShareBertConfig(vocab_size=len(task.source_dictionary), **own, **given)
+    return ShareBertConfig(vocab_size=len(task.source_dictionary), **own, **sharing)
 
 
 def _written(option: str) -> str:

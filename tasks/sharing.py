@@ -34,18 +34,10 @@ class ShareConfig(FairseqDataclass):
             "table (veps), the table itself (eps), or nowhere: the plain model (none)"
         },
     )
-    share_stored: Optional[int] = field(
-        default=None,
+    share_depth: str = field(
+        default="all",
         metadata={
-            "help": "veps: a budget: how many parameters the whole model may store; chooses "
-            "--share-embedding-dim, --share-blocks and --share-depth where they are not given"
-        },
-    )
-    share_depth: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": f"which layers of a stack read the same columns: {MAPS}; M distinct layers; "
-            "default without a budget: all"
+            "help": f"which layers of a stack read the same columns: {MAPS}; M distinct layers"
         },
     )
     share_layout: Layouts = field(  # type: ignore[valid-type]
@@ -66,12 +58,9 @@ class ShareConfig(FairseqDataclass):
         default="match",
         metadata={"help": "match: weights start with the spread of their layers' own init"},
     )
-    share_no_whiten: bool = field(
+    share_whiten: bool = field(
         default=False,
-        metadata={
-            "help": "veps: read the table's rows as they are, not as if they were an orthonormal "
-            "basis"
-        },
+        metadata={"help": "veps: read the table's rows as if they were an orthonormal basis"},
     )
     share_table_gradient: float = field(
         default=0.1,
@@ -94,9 +83,9 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
     call allocates for all: it is one for both, or the encoder reads no tokens. Raises ShareError
     with fairseq's names of the options.
     """
-    depth = None if cfg.share_depth is None else str(cfg.share_depth)
+    depth = str(cfg.share_depth)
     try:
-        check_depth(depth or "all")
+        check_depth(depth)
     except ShareError:
         raise ShareError(
             f"--share-depth {depth} is unknown: use one of {MAPS} (M distinct layers)"
@@ -112,7 +101,6 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
     if len(set(tables.values())) == 1:
         tables = {"": tables[sides[0]]}
     dense = count_parameters(model)
-    budgets = _budgets(model, [*tables], cfg.share_stored)
     plans = {}
     for path, table in tables.items():
         root = model.get_submodule(path)
@@ -121,7 +109,6 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
                 root,
                 table,
                 virtual=cfg.share == "veps",
-                stored=budgets[path],
                 depth=depth,
                 layout=str(cfg.share_layout),
                 blocks=cfg.share_blocks,
@@ -129,7 +116,7 @@ def share_model(model: nn.Module, cfg: ShareConfig) -> Plans:
                 embedding_dim=cfg.share_embedding_dim,
                 table_gradient=cfg.share_table_gradient,
                 init=str(cfg.share_init),
-                whiten=False if cfg.share_no_whiten else None,
+                whiten=cfg.share_whiten,
                 execution=str(cfg.share_execution),
             )
         except ShareError as error:
@@ -190,19 +177,8 @@ class SharingTask:
 def in_options(error: ShareError) -> str:
     """The error of the call, with fairseq's names of the options."""
     text = str(error).replace("select=, ", "").replace("virtual=True", "--share veps")
-    names = (
-        "stored|depth|layout|blocks|virtual_dim|embedding_dim|table_gradient|init|whiten|execution"
-    )
+    names = "depth|layout|blocks|virtual_dim|embedding_dim|table_gradient|init|whiten|execution"
     return re.sub(rf"\b({names})=", lambda found: f"--share-{found[1].replace('_', '-')} ", text)
-
-
-def _budgets(model: nn.Module, paths: list[str], stored: int | None) -> dict[str, int | None]:
-    """What each of the parts may store: what the rest of the model leaves, split by their sizes."""
-    if stored is None:
-        return dict.fromkeys(paths)
-    sizes = {path: count_parameters(model.get_submodule(path)) for path in paths}
-    left = stored - count_parameters(model) + sum(sizes.values())
-    return {path: max(1, left * size // sum(sizes.values())) for path, size in sizes.items()}
 
 
 def _table(model: nn.Module, name: str) -> nn.Module:

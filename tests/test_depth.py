@@ -92,7 +92,7 @@ def test_divisibility_is_checked(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     ["", "every", "sequence", "sequence:", "sequence:0", "cycle:-1", "cycle:2.0", "cycle:two",
-     "cycle-rev: 2", "sandwich:2", "all:1", 3, ("all",)],
+     "cycle-rev: 2", "sandwich:2", "all:1", None, 3, ("all",)],
 )  # fmt: skip
 def test_unknown_maps(wrong) -> None:
     module = Deep(4, 4, 4)

@@ -91,13 +91,13 @@ def test_plan_survives_json() -> None:
 
 
 def test_plans_of_version_1_are_not_whitened() -> None:
-    data = plan_of(whiten=False).to_dict()
+    data = plan_of().to_dict()
     assert data["version"] == 2
     assert not data.pop("whiten")
     found = SharingPlan.from_dict({**data, "version": 1})
     assert not found.whiten
-    assert found.difference(plan_of(whiten=False)) is None
-    assert found.difference(plan_of()) == "whiten False against True"
+    assert found.difference(plan_of()) is None
+    assert found.difference(plan_of(whiten=True)) == "whiten False against True"
 
 
 def test_unreadable_plans() -> None:

@@ -34,8 +34,7 @@ WAYS = {
     "veps-token": {"layout": "token", "projection_bias": True, "virtual_dim": 300},
     "veps-none": {"depth": "none", "table_gradient": 0.0},
     "veps-paper": {"init": "paper"},
-    "veps-none-blocks": {"depth": "none", "blocks": 2},
-    "veps-plain": {"whiten": False, "depth": "none", "blocks": 2},
+    "veps-whitened": {"whiten": True, "depth": "none", "blocks": 2},
     "eps-aligned": {"virtual": False, "table_gradient": 0.25},
     "eps-column": {"virtual": False, "layout": "column"},
     "eps-token": {"virtual": False, "layout": "token", "init": "paper"},
@@ -226,7 +225,7 @@ def test_dtype_and_device_moves(name: str) -> None:
 
 AUTOCAST_WAYS = [
     *("veps-aligned", "veps-aligned-bias", "veps-column", "veps-token", "veps-none"),
-    "veps-plain",
+    "veps-whitened",
 ]
 
 

@@ -72,7 +72,6 @@ class Same:
 # Of each option: what makes sense, and what does not. Tuples ("select", name) stand for callables.
 SENSE: dict[str, list[Any]] = {
     "virtual": [True, False],
-    "stored": [60, 200, 500, 1500],
     "select": [("select", name) for name in list(SELECTS)[:9]],
     "depth": [
         *("all", "none", "sandwich", "sequence:1", "sequence:2", "cycle:2", "cycle-rev:2"),
@@ -86,7 +85,7 @@ SENSE: dict[str, list[Any]] = {
     "embedding_dim": [1, 2, 3, 5],
     "table_gradient": [0, 0.0, 0.5, 1, 1.0, True],
     "init": ["match", "paper"],
-    "whiten": [True, False],
+    "whiten": [True],
     "execution": ["auto", "materialized", "factored", "blockwise"],
     "optimizers": [("optimizers", name) for name in ("sgd", "adam", "groups", "names", "two")],
 }
@@ -95,7 +94,6 @@ ODD = [None, "", "x", 0, -1, 1.5, float("nan"), float("inf"), HUGE, 10**400, [],
 SENSELESS: dict[str, list[Any]] = {
     **dict.fromkeys(SENSE, ODD),
     "virtual": ODD[1:],
-    "stored": [*ODD[1:], True, 1],
     "select": [*ODD[1:], *(("select", name) for name in list(SELECTS)[9:])],
     "depth": [*ODD, "cycle", "cycle:0", "cycle:-1", "cycle:1.5", f"cycle:{HUGE}", "cycle:x"]
     + [("depth", name) for name in list(DEPTHS)[7:]],
@@ -139,8 +137,7 @@ def _fitting(draw: random.Random, spec: Spec, options: dict[str, Any]) -> dict[s
         options["select"] = ("select", "stages")
     virtual, dropped = options.get("virtual", True), set()
     if not virtual:
-        dropped |= {"virtual_dim", "projection_bias", "embedding_dim", "blocks"}
-        dropped |= {"whiten", "stored"}
+        dropped |= {"virtual_dim", "projection_bias", "embedding_dim", "blocks", "whiten"}
         dropped |= {"table_gradient"} if options.get("table_gradient") == 0 else set()
         if spec["features"] < 6:
             dropped |= {"virtual"}
